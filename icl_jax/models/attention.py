@@ -1,0 +1,138 @@
+"""Softmax attention inside groups, and the positions that restart with each group.
+
+Shape suffixes: B batch, H heads, T queries, S keys, K head_dim.
+"""
+
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+
+# Softmax weights of masked keys are exp(MASKED - max) = 0 to the last bit.
+MASKED = -1e30
+CAUSAL_BLOCKS = 4  # query blocks of causal attention: 10 of 16 score blocks are ever computed
+
+
+class Place(NamedTuple):
+    """Where queries or keys stand. A key-value cache keeps the keys' places beside keys and values."""
+
+    index_T: jax.Array  # place in the row: causal attention looks back along it
+    position_BT: jax.Array  # place in the group: what positional encodings see; (1, T) if all alike
+    group_BT: jax.Array | None  # the group of each token, paddings apart; None: one group per row
+
+    def part(self, start: int, stop: int) -> "Place":
+        group = None if self.group_BT is None else self.group_BT[:, start:stop]
+        return Place(self.index_T[start:stop], self.position_BT[:, start:stop], group)
+
+
+def locate(length: int, group_BT: jax.Array | None) -> Place:
+    """The places of a whole row of tokens. `group_BT` holds a positive id per group, 0 for padding."""
+    index_T = jnp.arange(length)
+    if group_BT is None:
+        return Place(index_T, index_T[None], None)
+    # A padding token is a group of its own, so nothing ever sees it and it sees nothing.
+    group_BT = jnp.where(group_BT == 0, -1 - index_T[None], group_BT)
+    same_BTT = group_BT[:, :, None] == group_BT[:, None, :]
+    earlier_TT = index_T[None, :] < index_T[:, None]
+    return Place(index_T, jnp.sum(same_BTT & earlier_TT, axis=-1), group_BT)
+
+
+def visible(query: Place, key: Place, causal: bool) -> jax.Array | None:
+    """Which keys a query may see, as (B or 1, T, S); None: all of them."""
+    mask_BTS = None
+    if query.group_BT is not None:
+        mask_BTS = query.group_BT[:, :, None] == key.group_BT[:, None, :]
+    if causal:
+        back_BTS = (key.index_T[None, :] <= query.index_T[:, None])[None]
+        mask_BTS = back_BTS if mask_BTS is None else mask_BTS & back_BTS
+    return mask_BTS
+
+
+def attend(
+    q_BHTK: jax.Array,
+    k_BHSK: jax.Array,
+    v_BHSK: jax.Array,
+    query: Place,
+    key: Place,
+    *,
+    causal: bool,
+    slopes_H: jax.Array | None = None,
+    dropout_rate: float = 0.0,
+    dropout_key: jax.Array | None = None,
+) -> jax.Array:
+    """Softmax attention of queries to the visible keys; ALiBi if slopes are given."""
+    options = (causal, slopes_H, dropout_rate)
+    length = q_BHTK.shape[2]
+    if not causal or length != k_BHSK.shape[2] or length < CAUSAL_BLOCKS:
+        return _attend_block(q_BHTK, k_BHSK, v_BHSK, query, key, *options, dropout_key)
+    # Row by row, queries and keys are the same tokens: a block of queries needs no later keys.
+    blocks = []
+    for n in range(CAUSAL_BLOCKS):
+        start, stop = n * length // CAUSAL_BLOCKS, (n + 1) * length // CAUSAL_BLOCKS
+        block_key = None if dropout_key is None else jax.random.fold_in(dropout_key, n)
+        blocks.append(
+            _attend_block(
+                q_BHTK[:, :, start:stop],
+                k_BHSK[:, :, :stop],
+                v_BHSK[:, :, :stop],
+                query.part(start, stop),
+                key.part(0, stop),
+                *options,
+                block_key,
+            )  # fmt: skip
+        )
+    return jnp.concatenate(blocks, axis=2)
+
+
+def _attend_block(
+    q_BHTK, k_BHSK, v_BHSK, query, key, causal, slopes_H, dropout_rate, dropout_key
+) -> jax.Array:
+    scale = q_BHTK.shape[-1] ** -0.5
+    scores_BHTS = jnp.einsum(
+        "bhtk,bhsk->bhts", q_BHTK * scale, k_BHSK, preferred_element_type=jnp.float32
+    )
+    if slopes_H is not None:
+        distance_BTS = jnp.abs(query.position_BT[:, :, None] - key.position_BT[:, None, :])
+        scores_BHTS -= slopes_H[None, :, None, None] * distance_BTS[:, None].astype(jnp.float32)
+    mask_BTS = visible(query, key, causal)
+    if mask_BTS is not None:
+        scores_BHTS = jnp.where(mask_BTS[:, None], scores_BHTS, MASKED)
+    weights_BHTS = jax.nn.softmax(scores_BHTS, axis=-1)
+    weights_BHTS = dropout(weights_BHTS, dropout_rate, dropout_key)
+    return jnp.einsum("bhts,bhsk->bhtk", weights_BHTS.astype(v_BHSK.dtype), v_BHSK)
+
+
+def dropout(x: jax.Array, rate: float, key: jax.Array | None) -> jax.Array:
+    """Zeroes a share `rate` of x and scales the rest up; without a key, x as it is."""
+    if key is None or rate == 0.0:
+        return x
+    return jnp.where(jax.random.bernoulli(key, 1.0 - rate, x.shape), x / (1.0 - rate), 0)
+
+
+def alibi_slopes(num_heads: int) -> jax.Array:
+    """The slope of each head (Press et al. 2022): a geometric sequence, interleaved past a power of 2."""
+    power = 1 << (num_heads.bit_length() - 1)
+    slopes = [2.0 ** (-8.0 * (n + 1) / power) for n in range(power)]
+    slopes += [2.0 ** (-4.0 * (2 * n + 1) / power) for n in range(num_heads - power)]
+    return jnp.array(slopes, jnp.float32)
+
+
+def sinusoidal(position_BT: jax.Array, dim: int) -> jax.Array:
+    """Sines at even and cosines at odd entries, wavelengths 2 pi to 20,000 pi (Vaswani et al. 2017)."""
+    angle_BTF = _angles(position_BT, dim)
+    waves = jnp.stack([jnp.sin(angle_BTF), jnp.cos(angle_BTF)], axis=-1)
+    return waves.reshape(*position_BT.shape, -1)[..., :dim]
+
+
+def rotate(x_BHTK: jax.Array, position_BT: jax.Array) -> jax.Array:
+    """Rotary positions (Su et al. 2021), halves paired: entry i turns with entry i + K/2."""
+    angle_BTF = _angles(position_BT, x_BHTK.shape[-1])[:, None]
+    sine, cosine = jnp.sin(angle_BTF), jnp.cos(angle_BTF)
+    first, second = jnp.split(x_BHTK.astype(jnp.float32), 2, axis=-1)
+    turned = [first * cosine - second * sine, second * cosine + first * sine]
+    return jnp.concatenate(turned, axis=-1).astype(x_BHTK.dtype)
+
+
+def _angles(position_BT: jax.Array, dim: int) -> jax.Array:
+    frequency_F = 10_000.0 ** (-jnp.arange(0, dim, 2, dtype=jnp.float32) / dim)
+    return position_BT[..., None].astype(jnp.float32) * frequency_F

@@ -1,0 +1,82 @@
+"""GPT-2: pre-norm decoder with causal attention inside groups.
+
+Shape suffixes: B batch, T time, D embed, V vocab.
+"""
+
+import dataclasses
+
+from flax import nnx
+import jax
+
+from icl_jax.config import GPTConfig, validate
+from icl_jax.models.attention import Place, dropout, locate
+from icl_jax.models.inputs import check_tokens, position_limit
+from icl_jax.models.layers import (
+    MLP,
+    Attention,
+    LayerNorm,
+    Positions,
+    Table,
+    make_blocks,
+    run_blocks,
+    split_key,
+    untied_head,
+)  # fmt: skip
+from icl_jax.sharding import constrain
+
+STDDEV = 0.02  # Radford et al. 2019
+
+
+class GPT(nnx.Module):
+    """`model(tokens, group)` gives logits; dropout acts only if a `dropout_key` is given."""
+
+    def __init__(self, config: GPTConfig, *, rngs: nnx.Rngs):
+        validate(config)
+        self.config = dataclasses.replace(config)
+        self.token_embedding = Table(
+            config.vocab_size, config.embed_dim, config.embedding_rank, "vocab", STDDEV, rngs=rngs
+        )
+        self.positions = Positions(config, stddev=STDDEV, rngs=rngs)
+        self.blocks = make_blocks(lambda rngs: Block(config, rngs=rngs), config, rngs)
+        self.final_norm = LayerNorm(config.embed_dim, config.norm_epsilon)
+        self.head = None if config.tie_head else untied_head(config, STDDEV, rngs)
+
+    def __call__(self, tokens, group=None, *, dropout_key: jax.Array | None = None) -> jax.Array:
+        """Float32 logits (batch, time, vocabulary). `group` (batch, time): 0 is padding."""
+        return self.logits(self.hidden(tokens, group, dropout_key=dropout_key))
+
+    def hidden(self, tokens, group=None, *, dropout_key: jax.Array | None = None) -> jax.Array:
+        """The last hidden states (batch, time, embed), after the final norm."""
+        config = self.config
+        tokens_BT, group_BT = check_tokens(tokens, group, config.vocab_size, position_limit(config))
+        place = locate(tokens_BT.shape[1], group_BT)
+        embedding_key, block_key = split_key(dropout_key, 2)
+        x_BTD = self.positions(self.token_embedding(tokens_BT), place)
+        x_BTD = dropout(x_BTD, config.embedding_dropout, embedding_key)
+        x_BTD = constrain(x_BTD.astype(config.dtype), "batch", None, None)
+        x_BTD = run_blocks(self.blocks, config, x_BTD, place, block_key)
+        return self.final_norm(x_BTD)
+
+    def logits(self, hidden_BTD: jax.Array) -> jax.Array:
+        """The output head: float32 logits of hidden states."""
+        return (self.head or self.token_embedding).logits(hidden_BTD, self.config.dtype)
+
+
+class Block(nnx.Module):
+    """Attention and feed-forward, each normed first and added to the stream."""
+
+    def __init__(self, config: GPTConfig, *, rngs: nnx.Rngs):
+        self.rate = config.residual_dropout
+        # Radford et al. 2019: the 2 L layers that write to the stream start smaller.
+        out_stddev = STDDEV / (2 * config.num_layers) ** 0.5
+        self.attention_norm = LayerNorm(config.embed_dim, config.norm_epsilon)
+        self.attention = Attention(config, causal=True, out_stddev=out_stddev, rngs=rngs)
+        self.mlp_norm = LayerNorm(config.embed_dim, config.norm_epsilon)
+        self.mlp = MLP(config, out_stddev=out_stddev, rngs=rngs)
+
+    def __call__(self, x_BTD: jax.Array, place: Place, dropout_key: jax.Array | None) -> jax.Array:
+        attention_key, *residual_keys = split_key(dropout_key, 3)
+        h_BTD = self.attention(self.attention_norm(x_BTD), place, attention_key)
+        x_BTD = x_BTD + dropout(h_BTD, self.rate, residual_keys[0])
+        h_BTD = self.mlp(self.mlp_norm(x_BTD))
+        return x_BTD + dropout(h_BTD, self.rate, residual_keys[1])

@@ -1,0 +1,312 @@
+"""Hugging Face folders in and out: GPT-2, RoBERTa and BERT as config.json and safetensors.
+
+`load` checks every name and shape first, then moves tensor by tensor straight to its shards;
+`save` writes a folder that `transformers` opens with `from_pretrained`.
+"""
+
+from collections.abc import Iterator
+import contextlib
+import dataclasses
+import json
+import os
+from pathlib import Path
+import re
+
+from absl import logging
+from flax import nnx
+import jax
+from jax.experimental import multihost_utils
+from jax.sharding import Mesh
+import ml_dtypes  # noqa: F401  NumPy learns bfloat16
+import numpy as np
+import safetensors
+import safetensors.numpy
+
+from icl_jax.config import RobertaConfig
+from icl_jax.models import GPT, Roberta, abstract
+from icl_jax.models import huggingface_format as formats
+from icl_jax.models.huggingface_format import Tensor
+from icl_jax.sharding import variable_sharding, with_auto_axes
+
+MAX_FILE_BYTES = 2 * 10**9  # a larger model is written as several files with an index
+_PICKLED = (".bin", ".pt", ".pth", ".ckpt", ".pkl")
+
+
+class FolderError(ValueError):
+    """A folder that cannot be read or written; the message says what was expected and what came."""
+
+
+def load(folder: str | os.PathLike, mesh: Mesh | None = None, **overrides) -> GPT | Roberta:
+    """The model in a local folder, on the shards of `mesh`; `overrides` replace config fields.
+
+    Overrides are for fields that keep the weights: dtype, scan_layers, remat, the dropouts.
+    """
+    files = TensorFiles(Path(folder))
+    try:
+        config = formats.read_config(files.config, set(files.names))
+        config = dataclasses.replace(config, **overrides)
+        graphdef, shapes = abstract(config)
+    except ValueError as error:
+        raise FolderError(f"{folder}: {error}") from None
+    sources = files.check(list(formats.tensors(config)), config)
+
+    mesh = None if mesh is None else with_auto_axes(mesh)
+    leaves = []
+    for path, variable in nnx.to_flat_state(shapes):
+        tensor, layers = _source(path, sources, config)
+        sharding = None if mesh is None else variable_sharding(variable, mesh)
+        leaves.append(
+            (path, variable.replace(files.read(tensor, layers, variable.shape, sharding)))
+        )
+    return nnx.merge(graphdef, nnx.from_flat_state(leaves))
+
+
+def save(model: GPT | Roberta, folder: str | os.PathLike, max_file_bytes: int = MAX_FILE_BYTES):
+    """Writes the model into a folder without a model in it; config.json comes last."""
+    folder = Path(folder)
+    fields = formats.write_config(model.config)
+    held = [*folder.glob("config.json"), *folder.glob("*.safetensors*")]
+    if held:
+        raise FolderError(
+            f"{folder} already holds a model ({held[0].name}); choose another folder or delete that one"
+        )
+    plan = _plan_files(model.config, max_file_bytes)
+    writer = jax.process_index() == 0
+    if writer:
+        folder.mkdir(parents=True, exist_ok=True)
+    params = {_dotted(path): variable for path, variable in nnx.to_flat_state(nnx.state(model))}
+    for file, names in plan.items():
+        tensors = {name: _gather(params, parts, layer) for name, (parts, layer) in names.items()}
+        if writer:
+            with _beside(folder / file) as partial:
+                safetensors.numpy.save_file(tensors, partial, metadata={"format": "pt"})
+    if not writer:
+        return
+    if len(plan) > 1:
+        weight_map = {name: file for file, names in plan.items() for name in names}
+        sizes = [
+            4 * int(np.prod(parts[0].stored_shape))
+            for names in plan.values() for parts, _ in names.values()
+        ]  # fmt: skip
+        index = {"metadata": {"total_size": sum(sizes)}, "weight_map": weight_map}
+        _write_json(folder / "model.safetensors.index.json", index)
+    _write_json(folder / "config.json", fields)
+
+
+class TensorFiles:
+    """The config and the safetensors files of one folder, read lazily."""
+
+    def __init__(self, folder: Path):
+        self.folder = folder
+        if not folder.is_dir():
+            raise FolderError(
+                f"{folder} is not a folder; expected config.json and model.safetensors in it"
+            )
+        self.config = self._read_json("config.json")
+        if self.config.get("model_type") not in formats.MODEL_TYPES:
+            raise FolderError(
+                f"{folder}: model type '{self.config.get('model_type')}' is not supported; "
+                f"expected one of {', '.join(formats.MODEL_TYPES)}"
+            )
+        self._handles = {path: self._open(path) for path in self._find_files()}
+        prefix = formats.PREFIXES[self.config["model_type"]]
+        self.names: dict[str, tuple[Path, str]] = {}  # name without prefix -> file, name in it
+        for path, handle in self._handles.items():
+            for stored in handle.keys():
+                name = stored.removeprefix(prefix)
+                name = re.sub(r"LayerNorm\.gamma$", "LayerNorm.weight", name)  # of old BERT folders
+                name = re.sub(r"LayerNorm\.beta$", "LayerNorm.bias", name)
+                if name in self.names:
+                    first = self.names[name]
+                    raise FolderError(
+                        f"{folder}: {name} is there twice, in {first[0].name} and in {path.name}"
+                    )
+                self.names[name] = (path, stored)
+
+    def check(self, tensors: list[Tensor], config) -> dict[str, Tensor]:
+        """Our paths -> tensors, after every name and shape of the folder was found as expected."""
+        problems, expected = [], {}
+        for tensor in tensors:
+            count = config.num_layers if "{layer}" in tensor.theirs else 1
+            for layer in range(count):
+                expected[tensor.theirs.format(layer=layer)] = tensor.stored_shape
+        for name, shape in expected.items():
+            if name not in self.names:
+                problems.append(f"missing {name}: expected shape {shape}")
+            elif self._shape(name) != shape:
+                problems.append(
+                    f"{name} has the wrong shape: expected {shape}, got {self._shape(name)}"
+                )
+        seconds = formats.second_names(config)
+        for name in self.names.keys() - expected.keys() - seconds.keys():
+            reason = [why for end, why in formats.LEFT_OUT.items() if name.endswith(end)]
+            if reason:
+                logging.info("%s: left out %s: %s", self.folder, name, reason[0])
+            else:
+                problems.append(
+                    f"surplus {name}: got shape {self._shape(name)}, expected no such tensor"
+                )
+        if problems:
+            shown = "\n  ".join(sorted(problems)[:20])
+            more = f"\n  and {len(problems) - 20} more" if len(problems) > 20 else ""
+            raise FolderError(
+                f"{self.folder}: the tensors do not fit its config.json "
+                f"({self.config['model_type']}):\n  {shown}{more}"
+            )
+        return {tensor.ours: tensor for tensor in tensors}
+
+    def read(self, tensor: Tensor, layers: list[int] | None, shape, sharding) -> jax.Array:
+        """One parameter; `layers` are the layers that it stacks, or None if it stacks none."""
+        whole = tuple(slice(None) for _ in shape)
+        indices = (
+            {None: whole} if sharding is None else sharding.addressable_devices_indices_map(shape)
+        )
+        shards = {}  # equal parts share one buffer
+        for index in indices.values():
+            part = tuple(range(*cut.indices(size)) for cut, size in zip(index, shape, strict=True))
+            shards.setdefault(str(index), (index, np.empty([len(cut) for cut in part], np.float32)))
+        for place, layer in enumerate([None] if layers is None else layers):
+            ours = self._read_layer(tensor, layer, shape if layers is None else shape[1:])
+            for index, buffer in shards.values():
+                if layers is None:
+                    buffer[...] = ours[index]
+                else:  # the axis of the layers is never cut
+                    buffer[place] = ours[index[1:]]
+        if sharding is None:
+            return jax.numpy.asarray(shards[str(whole)][1])
+        arrays = [
+            jax.device_put(shards[str(index)][1], device) for device, index in indices.items()
+        ]
+        return jax.make_array_from_single_device_arrays(tuple(shape), sharding, arrays)
+
+    def _read_layer(self, tensor: Tensor, layer: int | None, shape: tuple[int, ...]) -> np.ndarray:
+        path, stored = self.names[tensor.theirs.format(layer=layer)]
+        x = self._handles[path].get_tensor(stored)
+        if tensor.part is not None:
+            width = tensor.shape[-1]
+            x = x[..., tensor.part * width : (tensor.part + 1) * width]
+        return (x.T if tensor.transposed else x).reshape(shape).astype(np.float32, copy=False)
+
+    def _shape(self, name: str) -> tuple[int, ...]:
+        path, stored = self.names[name]
+        return tuple(self._handles[path].get_slice(stored).get_shape())
+
+    def _find_files(self) -> list[Path]:
+        index = self.folder / "model.safetensors.index.json"
+        if index.exists():
+            weight_map = self._read_json(index.name).get("weight_map")
+            if not isinstance(weight_map, dict):
+                raise FolderError(f"{index} has no weight_map; download the folder again")
+            files = [self.folder / name for name in sorted(set(weight_map.values()))]
+        else:
+            files = [self.folder / "model.safetensors"]
+        missing = [path.name for path in files if not path.exists()]
+        if not missing:
+            return files
+        pickled = sorted(p.name for p in self.folder.iterdir() if p.suffix in _PICKLED)
+        if pickled:
+            raise FolderError(
+                f"{self.folder} holds pickled weights ({pickled[0]}): opening a pickle can run any code, "
+                'so it is refused. Convert once, where you trust the file: python -c "from transformers '
+                "import AutoModelForPreTraining as M; M.from_pretrained('FOLDER')"
+                ".save_pretrained('NEW_FOLDER')\" writes model.safetensors"
+            )
+        raise FolderError(f"{self.folder} has no {', '.join(missing)}; is the download complete?")
+
+    def _open(self, path: Path):
+        try:
+            return safetensors.safe_open(path, framework="np")
+        except (safetensors.SafetensorError, OSError) as error:
+            raise FolderError(f"{path} is not a readable safetensors file ({error})") from None
+
+    def _read_json(self, name: str) -> dict:
+        try:
+            content = json.loads((self.folder / name).read_text())
+        except FileNotFoundError:
+            raise FolderError(f"{self.folder} has no {name}; is it a model folder?") from None
+        except ValueError as error:
+            raise FolderError(f"{self.folder / name} is not valid JSON ({error})") from None
+        if not isinstance(content, dict):
+            raise FolderError(f"{self.folder / name} must hold a JSON object")
+        return content
+
+
+def _source(path: tuple, sources: dict[str, Tensor], config):
+    """The tensor of a parameter, and the layers that it stacks (None: it stacks none)."""
+    dotted = _dotted(path)
+    numbered = re.match(r"blocks\.(\d+)\.(.*)", dotted)
+    if numbered:
+        tensor = sources["blocks." + numbered[2]]
+        return dataclasses.replace(tensor, theirs=tensor.theirs.format(layer=numbered[1])), None
+    tensor = sources[dotted]
+    return tensor, list(range(config.num_layers)) if "{layer}" in tensor.theirs else None
+
+
+def _plan_files(
+    config, max_file_bytes: int
+) -> dict[str, dict[str, tuple[list[Tensor], int | None]]]:
+    """File -> name in it -> (the parameters it is made of, its layer)."""
+    kind = formats.model_type(config)
+    encoder = isinstance(config, RobertaConfig)
+    prefix = "" if encoder and not config.mlm_head else formats.PREFIXES[kind]
+    names: dict[str, tuple[list[Tensor], int | None]] = {}
+    for tensor in formats.tensors(config):
+        stacked = "{layer}" in tensor.theirs
+        for layer in range(config.num_layers) if stacked else [None]:
+            name = tensor.theirs.format(layer=layer)
+            name = name if name.startswith(formats.HEADS[kind]) else prefix + name
+            names.setdefault(name, ([], layer))[0].append(tensor)
+    if encoder and config.mlm_head and not config.tie_head:  # transformers expects the unused bias
+        names[formats.HEADS[kind] + "bias"] = names[formats.HEADS[kind] + "decoder.bias"]
+    files, size = [{}], 0
+    for name, (parts, layer) in names.items():
+        wanted = 4 * int(np.prod(parts[0].stored_shape))
+        if files[-1] and size + wanted > max_file_bytes:
+            files.append({})
+            size = 0
+        files[-1][name] = (parts, layer)
+        size += wanted
+    if len(files) == 1:
+        return {"model.safetensors": files[0]}
+    return {
+        f"model-{n:05d}-of-{len(files):05d}.safetensors": file
+        for n, file in enumerate(files, start=1)
+    }
+
+
+def _gather(params: dict, parts: list[Tensor], layer: int | None) -> np.ndarray:
+    """One tensor of a folder on the host, in their layout."""
+    laid_out = []
+    for tensor in parts:
+        if layer is None:
+            value = params[tensor.ours][...]
+        elif tensor.ours in params:
+            value = params[tensor.ours][...][layer]
+        else:
+            value = params[tensor.ours.replace("blocks.", f"blocks.{layer}.", 1)][...]
+        if not value.is_fully_addressable:
+            value = multihost_utils.process_allgather(value, tiled=True)
+        shape = tensor.shape[::-1] if tensor.transposed else tensor.shape
+        value = np.asarray(value).reshape(shape)
+        laid_out.append(value.T if tensor.transposed else value)
+    whole = laid_out[0] if len(laid_out) == 1 else np.concatenate(laid_out, axis=-1)
+    return np.ascontiguousarray(whole)  # safetensors writes the buffer as it lies
+
+
+def _dotted(path: tuple) -> str:
+    return ".".join(str(part) for part in path)
+
+
+@contextlib.contextmanager
+def _beside(path: Path) -> Iterator[Path]:
+    """A file is written beside its place, synced, and renamed: a partial one is never read."""
+    partial = path.with_name(path.name + ".partial")
+    yield partial
+    with open(partial, "rb") as file:
+        os.fsync(file.fileno())
+    partial.replace(path)
+
+
+def _write_json(path: Path, content: dict) -> None:
+    with _beside(path) as partial:
+        partial.write_text(json.dumps(content, indent=2) + "\n")

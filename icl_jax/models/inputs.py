@@ -1,0 +1,92 @@
+"""Checks of what a model is called with: shapes always, values wherever they are known."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from icl_jax.config import ModelConfig
+
+
+def position_limit(config: ModelConfig) -> int | None:
+    """How many positions the model has; None: no limit."""
+    return config.context_length if config.position == "learned" else None
+
+
+def check_tokens(tokens, group, vocab_size: int, limit: int | None):
+    """Tokens and groups as int32 arrays; stops on ids, shapes or lengths that cannot be right."""
+    _check_integers("tokens", tokens)
+    _check_range("token ids", tokens, vocab_size, "was the text tokenized for this model?")
+    return jnp.asarray(tokens, jnp.int32), check_group(group, tokens.shape, limit)
+
+
+def check_group(group, shape: tuple[int, int], limit: int | None):
+    """Groups as an int32 array or None; stops on a group with more tokens than positions."""
+    length = shape[1]
+    if group is None:
+        if limit is not None and length > limit:
+            raise ValueError(f"rows have {length} tokens, but the model has {limit} positions")
+        return None
+    _check_integers("group", group, shape)
+    if _values_known(group):
+        rows = np.asarray(group)
+        if rows.min(initial=0) < 0:
+            raise ValueError(f"group ids must be 1 or more, or 0 for padding, got {rows.min()}")
+        for row in rows if limit is not None and length > limit else ():
+            ids, counts = np.unique(row[row > 0], return_counts=True)
+            if counts.max(initial=0) > limit:
+                raise ValueError(
+                    f"group {ids[counts.argmax()]} has {counts.max()} tokens, "
+                    f"but the model has {limit} positions"
+                )
+    return jnp.asarray(group, jnp.int32)
+
+
+def check_token_types(token_types, shape: tuple[int, int], rows: int):
+    """Token types as an int32 array; None becomes all 0."""
+    if token_types is None:
+        return jnp.zeros(shape, jnp.int32)
+    _check_integers("token_types", token_types, shape)
+    _check_range("token types", token_types, rows, "set token_types to as many as the text has")
+    return jnp.asarray(token_types, jnp.int32)
+
+
+def check_sentences(sentence, association, shape: tuple[int, int, int]):
+    """Sentence marks and the pair (a, b) of the sentence association as arrays."""
+    if sentence is None or association is None:
+        raise ValueError("sentence association needs both `sentence` and `association`")
+    _check_integers("sentence", sentence, shape[:2])
+    if _values_known(sentence) and not np.isin(np.asarray(sentence), (1, 2)).all():
+        raise ValueError("sentence must hold 1 (first) and 2 (second) only")
+    association = jnp.asarray(association, jnp.float32)
+    if association.shape != (2, shape[2]):
+        raise ValueError(f"association must be (2, {shape[2]}): a and b, got {association.shape}")
+    return jnp.asarray(sentence, jnp.int32), association
+
+
+def _check_integers(name: str, ids, shape: tuple[int, ...] | None = None) -> None:
+    if not hasattr(ids, "dtype") or not jnp.issubdtype(ids.dtype, jnp.integer) or ids.ndim != 2:
+        got = f"{ids.dtype} {ids.shape}" if hasattr(ids, "dtype") else type(ids).__name__
+        raise ValueError(f"{name} must be an integer array (batch, time), got {got}")
+    if shape is not None and ids.shape != tuple(shape):
+        raise ValueError(
+            f"{name} must have the shape of the tokens {tuple(shape)}, got {ids.shape}"
+        )
+
+
+def _check_range(name: str, ids, size: int, hint: str) -> None:
+    if not _values_known(ids):
+        return
+    ids = np.asarray(ids)
+    wrong = np.argwhere((ids < 0) | (ids >= size))
+    if len(wrong):
+        place = tuple(int(i) for i in wrong[0])
+        raise ValueError(
+            f"{name} must be within 0..{size - 1}, got {ids[place]} at {place}; {hint}"
+        )
+
+
+def _values_known(array) -> bool:
+    """False while tracing, and for arrays that lie partly on other hosts."""
+    if isinstance(array, jax.core.Tracer):
+        return False
+    return not isinstance(array, jax.Array) or array.is_fully_addressable

@@ -1,0 +1,236 @@
+"""The parts that the models are made of: parameters with logical axes, and layers on them.
+
+Shape suffixes: B batch, T time, D embed, H heads, K head_dim, F mlp, V vocab, R rank.
+"""
+
+from collections.abc import Callable
+
+from flax import nnx
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from icl_jax.config import ModelConfig, TransformerConfig, head_dim, mlp_dim
+from icl_jax.models import attention
+from icl_jax.models.attention import Place
+from icl_jax.sharding import constrain
+
+ACTIVATIONS: dict[str, Callable[[jax.Array], jax.Array]] = {
+    "gelu": lambda x: jax.nn.gelu(x, approximate=False),
+    "gelu_new": lambda x: jax.nn.gelu(x, approximate=True),
+    "relu": jax.nn.relu,
+    "silu": jax.nn.silu,
+}
+
+
+def normal(rngs: nnx.Rngs, shape: tuple[int, ...], axes: tuple[str | None, ...], stddev: float):
+    """A float32 parameter drawn from N(0, stddev^2), with the logical name of each axis."""
+    return nnx.Param(rngs.params.normal(shape, jnp.float32) * stddev, logical_axes=axes)
+
+
+def constant(value: float, shape: tuple[int, ...], axes: tuple[str | None, ...]):
+    """A float32 parameter filled with `value`, with the logical name of each axis."""
+    return nnx.Param(jnp.full(shape, value, jnp.float32), logical_axes=axes)
+
+
+class Dense(nnx.Module):
+    """x W + b from the last axes of x, of shape `inputs`, to `outputs`."""
+
+    def __init__(
+        self,
+        inputs: dict[str, int],  # logical axis -> size; None for an axis without a name
+        outputs: dict[str | None, int],
+        *,
+        stddev: float = 0.02,
+        dtype: str,
+        bias: bool = True,
+        rngs: nnx.Rngs,
+    ):
+        self.dtype = dtype
+        self.num_inputs = len(inputs)
+        shapes, axes = tuple(inputs.values()), tuple(inputs)
+        out_shape, out_axes = tuple(outputs.values()), tuple(outputs)
+        self.kernel = normal(rngs, shapes + out_shape, axes + out_axes, stddev)
+        self.bias = constant(0.0, out_shape, out_axes) if bias else None
+
+    def __call__(self, x: jax.Array) -> jax.Array:
+        kernel = self.kernel[...].astype(self.dtype)
+        leading, out_shape = x.shape[: -self.num_inputs], kernel.shape[self.num_inputs :]
+        size = int(np.prod(x.shape[-self.num_inputs :]))
+        # One flat product: on CPU its backward pass is far faster than that of batched ones.
+        y = x.reshape(-1, size).astype(self.dtype) @ kernel.reshape(size, -1)
+        if self.bias is not None:
+            y += self.bias[...].astype(self.dtype).reshape(-1)
+        return y.reshape(*leading, *out_shape)
+
+
+class LayerNorm(nnx.Module):
+    """Layer normalisation over the last axis, in float32."""
+
+    def __init__(self, dim: int, epsilon: float):
+        self.epsilon = epsilon
+        self.scale = constant(1.0, (dim,), ("embed",))
+        self.bias = constant(0.0, (dim,), ("embed",))
+
+    def __call__(self, x: jax.Array) -> jax.Array:
+        x32 = x.astype(jnp.float32)
+        centred = x32 - jnp.mean(x32, axis=-1, keepdims=True)
+        variance = jnp.mean(jnp.square(centred), axis=-1, keepdims=True)
+        normed = centred * jax.lax.rsqrt(variance + self.epsilon)
+        return (normed * self.scale[...] + self.bias[...]).astype(x.dtype)
+
+
+class Table(nnx.Module):
+    """Rows of width D looked up by id: full (N x D), or factored (N x R, R x D)."""
+
+    def __init__(
+        self, size: int, dim: int, rank: int | None, axis: str, stddev: float, *, rngs: nnx.Rngs,
+        zero_row: int | None = None,
+    ):  # fmt: skip
+        self.axis = axis
+        last, width = ("embed", dim) if rank is None else ("rank", rank)
+        self.rows = normal(rngs, (size, width), (axis, last), stddev)
+        if zero_row is not None:
+            self.rows[...] = self.rows[...].at[zero_row].set(0.0)
+        # The product has the deviation of a full table.
+        self.up = None if rank is None else normal(rngs, (rank, dim), (last, "embed"), rank**-0.5)
+
+    def __call__(self, index_BT: jax.Array) -> jax.Array:
+        rows = constrain(self.rows[...], self.axis, None)  # whole rows: a lookup cuts badly across
+        # An index outside the table gives NaN, never a neighbour's row.
+        x = jnp.take(rows, index_BT, axis=0, mode="fill", fill_value=jnp.nan)
+        return x if self.up is None else x @ self.up[...]
+
+    def logits(self, x_BTD: jax.Array, dtype: str) -> jax.Array:
+        """The product of x with every row, as a tied head needs it, in float32."""
+        x = x_BTD.reshape(-1, x_BTD.shape[-1]).astype(dtype)
+        if self.up is not None:
+            x = x @ self.up[...].astype(dtype).T
+        y = jnp.einsum(
+            "nd,vd->nv", x, self.rows[...].astype(dtype), preferred_element_type=jnp.float32
+        )
+        return constrain(y.reshape(*x_BTD.shape[:-1], -1), "batch", None, "vocab")
+
+
+def untied_head(config: ModelConfig, stddev: float, rngs: nnx.Rngs) -> Table:
+    """An output head with a matrix of its own."""
+    return Table(config.vocab_size, config.embed_dim, None, "vocab", stddev, rngs=rngs)
+
+
+class Positions(nnx.Module):
+    """What is added to a token's embedding for its place in its group; nothing for ALiBi and rotary."""
+
+    def __init__(
+        self, config: ModelConfig, *, offset: int = 0, zero_row: int | None = None, stddev: float,
+        rngs: nnx.Rngs,
+    ):  # fmt: skip
+        self.kind, self.offset, self.dim = config.position, offset, config.embed_dim
+        self.length = config.context_length
+        if self.kind == "learned":
+            self.table = Table(
+                self.length + offset, self.dim, config.position_rank, "position", stddev,
+                zero_row=zero_row, rngs=rngs,
+            )  # fmt: skip
+        elif self.kind == "linear":
+            self.direction = normal(rngs, (self.dim,), ("embed",), stddev)
+
+    def __call__(self, x_BTD: jax.Array, place: Place) -> jax.Array:
+        if self.kind == "learned":
+            row_BT = place.position_BT + self.offset
+            if place.group_BT is not None and self.offset:  # the published RoBERTa's padding row
+                row_BT = jnp.where(place.group_BT < 0, self.offset - 1, row_BT)
+            return x_BTD + self.table(row_BT)
+        if self.kind == "sinusoidal":
+            return x_BTD + attention.sinusoidal(place.position_BT, self.dim)
+        if self.kind == "linear":  # proportional to the position, at most the direction itself
+            share_BT = place.position_BT.astype(jnp.float32) / self.length
+            return x_BTD + share_BT[..., None] * self.direction[...]
+        return x_BTD
+
+
+class Attention(nnx.Module):
+    """Multi-head softmax attention with heads of any size."""
+
+    def __init__(
+        self, config: TransformerConfig, *, causal: bool, out_stddev: float, rngs: nnx.Rngs
+    ):
+        self.causal, self.rate = causal, config.attention_dropout
+        self.position, self.num_heads = config.position, config.num_heads
+        embed, heads = (
+            {"embed": config.embed_dim},
+            {"heads": self.num_heads, None: head_dim(config)},
+        )
+        self.query = Dense(embed, heads, dtype=config.dtype, rngs=rngs)
+        self.key = Dense(embed, heads, dtype=config.dtype, rngs=rngs)
+        self.value = Dense(embed, heads, dtype=config.dtype, rngs=rngs)
+        self.out = Dense(heads, embed, stddev=out_stddev, dtype=config.dtype, rngs=rngs)
+
+    def __call__(self, x_BTD: jax.Array, place: Place, dropout_key: jax.Array | None) -> jax.Array:
+        q_BHTK = self._split_heads(self.query(x_BTD))
+        k_BHTK = self._split_heads(self.key(x_BTD))
+        v_BHTK = self._split_heads(self.value(x_BTD))
+        slopes_H = None
+        if self.position == "rotary":
+            q_BHTK = attention.rotate(q_BHTK, place.position_BT)
+            k_BHTK = attention.rotate(k_BHTK, place.position_BT)
+        elif self.position == "alibi":
+            slopes_H = attention.alibi_slopes(self.num_heads)
+        mixed_BHTK = attention.attend(
+            q_BHTK, k_BHTK, v_BHTK, place, place, causal=self.causal, slopes_H=slopes_H,
+            dropout_rate=self.rate, dropout_key=dropout_key,
+        )  # fmt: skip
+        return self.out(mixed_BHTK.transpose(0, 2, 1, 3))
+
+    def _split_heads(self, x_BTHK: jax.Array) -> jax.Array:
+        return constrain(x_BTHK.transpose(0, 2, 1, 3), "batch", "heads", None, None)
+
+
+class MLP(nnx.Module):
+    """The feed-forward layer."""
+
+    def __init__(self, config: TransformerConfig, *, out_stddev: float, rngs: nnx.Rngs):
+        self.activation = config.activation
+        embed, mlp = {"embed": config.embed_dim}, {"mlp": mlp_dim(config)}
+        self.up = Dense(embed, mlp, dtype=config.dtype, rngs=rngs)
+        self.down = Dense(mlp, embed, stddev=out_stddev, dtype=config.dtype, rngs=rngs)
+
+    def __call__(self, x_BTD: jax.Array) -> jax.Array:
+        h_BTF = constrain(ACTIVATIONS[self.activation](self.up(x_BTD)), "batch", None, "mlp")
+        return self.down(h_BTF)
+
+
+def split_key(key: jax.Array | None, count: int) -> list[jax.Array | None]:
+    """`count` dropout keys, or as many None."""
+    return [None] * count if key is None else list(jax.random.split(key, count))
+
+
+def make_blocks(make: Callable[[nnx.Rngs], nnx.Module], config: ModelConfig, rngs: nnx.Rngs):
+    """One block per layer, or all stacked in one; the same seed gives the same weights."""
+    keys = jax.random.split(rngs.params(), config.num_layers)
+    if config.scan_layers:
+        return nnx.vmap(lambda key: make(nnx.Rngs(params=key)))(keys)
+    return nnx.List([make(nnx.Rngs(params=key)) for key in keys])
+
+
+def run_blocks(blocks, config: ModelConfig, x_BTD, place: Place, dropout_key=None) -> jax.Array:
+    """x through all blocks, `block(x, place, key)` each: scanned or unrolled, rematerialised or not."""
+    keys = None if dropout_key is None else jax.random.split(dropout_key, config.num_layers)
+
+    def apply(graphdef, params, x_BTD, key):
+        return constrain(nnx.merge(graphdef, params)(x_BTD, place, key), "batch", None, None)
+
+    if config.remat == "full":
+        apply = jax.checkpoint(apply, static_argnums=0)
+    elif config.remat == "dots":
+        policy = jax.checkpoint_policies.dots_with_no_batch_dims_saveable
+        apply = jax.checkpoint(apply, static_argnums=0, policy=policy)
+
+    if config.scan_layers:
+        graphdef, params = nnx.split(blocks)
+        x_BTD, _ = jax.lax.scan(
+            lambda x, layer: (apply(graphdef, layer[0], x, layer[1]), None), x_BTD, (params, keys)
+        )
+        return x_BTD
+    for n, block in enumerate(blocks):
+        x_BTD = apply(*nnx.split(block), x_BTD, None if keys is None else keys[n])
+    return x_BTD

@@ -1,0 +1,121 @@
+"""The network that the theory analyses: linear self-attention and nothing else.
+
+y_{l+1}^i = sum_h W_O^h sum_j <W_Q^h y_l^i, W_K^h y_l^j> W_V^h y_l^j  (Levine et al. 2022, eq. 1;
+Wies et al. 2021, eq. 5): no softmax, no feed-forward layer, no norm, no bias, no residual by default.
+Shape suffixes: B batch, T time, D embed, H heads, K head_dim, V vocab, M raw inputs, C input_dim.
+"""
+
+import dataclasses
+
+from flax import nnx
+import jax
+import jax.numpy as jnp
+
+from icl_jax.config import LinearAttentionConfig, head_dim, validate
+from icl_jax.models.attention import Place, locate, visible
+from icl_jax.models.inputs import check_group, check_sentences, check_tokens, position_limit
+from icl_jax.models.layers import Positions, Table, make_blocks, normal, run_blocks, untied_head
+from icl_jax.sharding import constrain
+
+
+class LinearAttention(nnx.Module):
+    """`model(tokens, group)` gives logits; a convolution takes (batch, raw inputs, input_dim) floats."""
+
+    def __init__(self, config: LinearAttentionConfig, *, rngs: nnx.Rngs):
+        validate(config)
+        self.config = dataclasses.replace(config)
+        if config.embedding == "vocabulary":
+            self.embedding = Table(
+                config.vocab_size, config.embed_dim, config.embedding_rank, "vocab", 1.0, rngs=rngs
+            )
+        else:
+            self.embedding = Convolution(config, rngs=rngs)
+        self.positions = Positions(config, stddev=1.0, rngs=rngs)
+        self.blocks = make_blocks(lambda rngs: Block(config, rngs=rngs), config, rngs)
+        self.head = None if config.tie_head else untied_head(config, config.embed_dim**-0.5, rngs)
+
+    def __call__(self, tokens, group=None, *, sentence=None, association=None) -> jax.Array:
+        """Float32 logits (batch, time, vocabulary): the vocabulary matrix times the last layer."""
+        return self.logits(self.hidden(tokens, group, sentence=sentence, association=association))
+
+    def hidden(self, tokens, group=None, *, sentence=None, association=None) -> jax.Array:
+        """The last layer (batch, time, embed).
+
+        Sentence association (eq. 8): embeddings of tokens whose `sentence` (batch, time) is 1 are
+        multiplied by `association[0]` = a, those whose sentence is 2 by `association[1]` = b.
+        """
+        config = self.config
+        limit = position_limit(config)
+        if config.embedding == "vocabulary":
+            tokens, group_BT = check_tokens(tokens, group, config.vocab_size, limit)
+            x_BTD = self.embedding(tokens)
+        else:
+            x_BTD = self.embedding(tokens)
+            group_BT = check_group(group, x_BTD.shape[:2], limit)
+        if sentence is not None or association is not None:
+            shape = (*x_BTD.shape[:2], config.embed_dim)
+            sentence_BT, association_2D = check_sentences(sentence, association, shape)
+            x_BTD = x_BTD * association_2D[sentence_BT - 1]
+        place = locate(x_BTD.shape[1], group_BT)
+        x_BTD = constrain(self.positions(x_BTD, place).astype(config.dtype), "batch", None, None)
+        return run_blocks(self.blocks, config, x_BTD, place)
+
+    def logits(self, hidden_BTD: jax.Array) -> jax.Array:
+        """Float32 logits of the last layer."""
+        return (self.head or self.embedding).logits(hidden_BTD, self.config.dtype)
+
+
+class Convolution(nnx.Module):
+    """Wies et al. 2021, eq. 2: each position sums `kernel_size` raw vectors, each with its own matrix."""
+
+    def __init__(self, config: LinearAttentionConfig, *, rngs: nnx.Rngs):
+        width, rank = config.embed_dim, config.embedding_rank
+        self.window = (config.kernel_size, config.input_dim)
+        fan_in = config.kernel_size * config.input_dim
+        last, size = ("embed", width) if rank is None else ("rank", rank)
+        self.kernel = normal(rngs, (*self.window, size), (None, None, last), fan_in**-0.5)
+        self.up = (
+            None if rank is None else normal(rngs, (rank, width), ("rank", "embed"), rank**-0.5)
+        )
+
+    def __call__(self, raw_BMC: jax.Array) -> jax.Array:
+        window, channels = self.window
+        raw_BMC = jnp.asarray(raw_BMC)
+        if raw_BMC.ndim != 3 or raw_BMC.shape[2] != channels or raw_BMC.shape[1] % window:
+            raise ValueError(
+                f"inputs of a convolution must be (batch, a multiple of kernel_size {window}, "
+                f"input_dim {channels}), got {raw_BMC.shape}"
+            )
+        raw = raw_BMC.astype(jnp.float32).reshape(raw_BMC.shape[0], -1, window * channels)
+        x_BTD = raw @ self.kernel[...].reshape(window * channels, -1)
+        return x_BTD if self.up is None else x_BTD @ self.up[...]
+
+
+class Block(nnx.Module):
+    """One layer of linear self-attention with H heads of free size."""
+
+    def __init__(self, config: LinearAttentionConfig, *, rngs: nnx.Rngs):
+        self.causal, self.residual = config.causal, config.residual
+        width, heads, size = config.embed_dim, config.num_heads, head_dim(config)
+        shape, axes = (width, heads, size), ("embed", "heads", None)
+        # Independent unit inputs give unit scores and, over a full context, a unit output. A layer
+        # is cubic, so whatever deviates from that is amplified to the power 3^L by depth.
+        self.query = normal(rngs, shape, axes, width**-0.5 * size**-0.25)
+        self.key = normal(rngs, shape, axes, width**-0.5 * size**-0.25)
+        self.value = normal(rngs, shape, axes, width**-0.5)
+        out_stddev = (heads * size * config.context_length) ** -0.5
+        self.out = normal(rngs, (heads, size, width), ("heads", None, "embed"), out_stddev)
+
+    def __call__(self, x_BTD: jax.Array, place: Place, _key: None = None) -> jax.Array:
+        def project(kernel: nnx.Param) -> jax.Array:
+            y_BHTK = jnp.einsum("btd,dhk->bhtk", x_BTD, kernel[...].astype(x_BTD.dtype))
+            return constrain(y_BHTK, "batch", "heads", None, None)
+
+        q_BHTK, k_BHTK, v_BHTK = project(self.query), project(self.key), project(self.value)
+        scores_BHTS = jnp.einsum("bhtk,bhsk->bhts", q_BHTK, k_BHTK)
+        mask_BTS = visible(place, place, self.causal)
+        if mask_BTS is not None:
+            scores_BHTS = jnp.where(mask_BTS[:, None], scores_BHTS, 0)
+        mixed_BHTK = jnp.einsum("bhts,bhsk->bhtk", scores_BHTS, v_BHTK)
+        y_BTD = jnp.einsum("bhtk,hkd->btd", mixed_BHTK, self.out[...].astype(x_BTD.dtype))
+        return x_BTD + y_BTD if self.residual else y_BTD

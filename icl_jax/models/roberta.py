@@ -1,0 +1,130 @@
+"""RoBERTa and BERT: post-norm encoder with bidirectional attention inside groups, and the MLM head.
+
+Shape suffixes: B batch, T time, D embed, V vocab.
+"""
+
+import dataclasses
+
+from flax import nnx
+import jax
+import jax.numpy as jnp
+
+from icl_jax.config import RobertaConfig, validate
+from icl_jax.models.attention import Place, dropout, locate
+from icl_jax.models.inputs import check_token_types, check_tokens, position_limit
+from icl_jax.models.layers import (
+    ACTIVATIONS,
+    MLP,
+    Attention,
+    Dense,
+    LayerNorm,
+    Positions,
+    Table,
+    constant,
+    make_blocks,
+    run_blocks,
+    split_key,
+    untied_head,
+)  # fmt: skip
+from icl_jax.sharding import constrain
+
+STDDEV = 0.02  # Devlin et al. 2019, Liu et al. 2019
+
+
+class Roberta(nnx.Module):
+    """`model(tokens, group)` gives logits of the MLM head; `hidden` the encoder's last layer."""
+
+    def __init__(self, config: RobertaConfig, *, rngs: nnx.Rngs):
+        validate(config)
+        self.config = dataclasses.replace(config)
+        self.token_embedding = Table(
+            config.vocab_size, config.embed_dim, config.embedding_rank, "vocab", STDDEV,
+            zero_row=config.pad_token_id, rngs=rngs,
+        )  # fmt: skip
+        padding_row = config.position_offset - 1 if config.position_offset else None
+        self.positions = Positions(
+            config, offset=config.position_offset, zero_row=padding_row, stddev=STDDEV, rngs=rngs
+        )
+        self.token_types = Table(
+            config.token_types, config.embed_dim, None, "position", STDDEV, rngs=rngs
+        )
+        self.embedding_norm = LayerNorm(config.embed_dim, config.norm_epsilon)
+        self.blocks = make_blocks(lambda rngs: Block(config, rngs=rngs), config, rngs)
+        self.pooler = square_dense(config, rngs) if config.pooler else None
+        self.mlm_head = MLMHead(config, rngs=rngs) if config.mlm_head else None
+
+    def __call__(
+        self, tokens, group=None, *, token_types=None, dropout_key: jax.Array | None = None
+    ) -> jax.Array:
+        """Float32 logits (batch, time, vocabulary). `group` (batch, time): 0 is padding."""
+        hidden_BTD = self.hidden(tokens, group, token_types=token_types, dropout_key=dropout_key)
+        return self.logits(hidden_BTD)
+
+    def hidden(
+        self, tokens, group=None, *, token_types=None, dropout_key: jax.Array | None = None
+    ) -> jax.Array:
+        """The last hidden states (batch, time, embed). `token_types` (batch, time): None is all 0."""
+        config = self.config
+        tokens_BT, group_BT = check_tokens(tokens, group, config.vocab_size, position_limit(config))
+        types_BT = check_token_types(token_types, tokens_BT.shape, config.token_types)
+        place = locate(tokens_BT.shape[1], group_BT)
+        embedding_key, block_key = split_key(dropout_key, 2)
+        x_BTD = self.token_embedding(tokens_BT) + self.token_types(types_BT)
+        x_BTD = self.embedding_norm(self.positions(x_BTD, place))
+        x_BTD = dropout(x_BTD, config.embedding_dropout, embedding_key)
+        x_BTD = constrain(x_BTD.astype(config.dtype), "batch", None, None)
+        return run_blocks(self.blocks, config, x_BTD, place, block_key)
+
+    def logits(self, hidden_BTD: jax.Array) -> jax.Array:
+        """The MLM head: float32 logits of hidden states."""
+        if self.mlm_head is None:
+            raise ValueError(
+                "this encoder has no MLM head (mlm_head=False), so it gives no logits; "
+                "use model.hidden(tokens, group)"
+            )
+        return self.mlm_head(hidden_BTD, self.token_embedding)
+
+    def pooled(self, hidden_BTD: jax.Array) -> jax.Array:
+        """BERT's sentence vector (batch, embed): a tanh layer on each row's first token."""
+        if self.pooler is None:
+            raise ValueError("this encoder has no pooler (pooler=False); pool the hidden states")
+        return jnp.tanh(self.pooler(hidden_BTD[:, 0]))
+
+
+class Block(nnx.Module):
+    """Attention and feed-forward, each added to the stream, then normed."""
+
+    def __init__(self, config: RobertaConfig, *, rngs: nnx.Rngs):
+        self.rate = config.residual_dropout
+        self.attention = Attention(config, causal=False, out_stddev=STDDEV, rngs=rngs)
+        self.attention_norm = LayerNorm(config.embed_dim, config.norm_epsilon)
+        self.mlp = MLP(config, out_stddev=STDDEV, rngs=rngs)
+        self.mlp_norm = LayerNorm(config.embed_dim, config.norm_epsilon)
+
+    def __call__(self, x_BTD: jax.Array, place: Place, dropout_key: jax.Array | None) -> jax.Array:
+        attention_key, *residual_keys = split_key(dropout_key, 3)
+        h_BTD = self.attention(x_BTD, place, attention_key)
+        x_BTD = self.attention_norm(x_BTD + dropout(h_BTD, self.rate, residual_keys[0]))
+        h_BTD = self.mlp(x_BTD)
+        return self.mlp_norm(x_BTD + dropout(h_BTD, self.rate, residual_keys[1]))
+
+
+class MLMHead(nnx.Module):
+    """A dense layer, its norm, and the vocabulary (tied to the embedding or not) with a bias."""
+
+    def __init__(self, config: RobertaConfig, *, rngs: nnx.Rngs):
+        self.dtype, self.activation = config.dtype, config.activation
+        self.dense = square_dense(config, rngs)
+        self.norm = LayerNorm(config.embed_dim, config.norm_epsilon)
+        self.bias = constant(0.0, (config.vocab_size,), ("vocab",))
+        self.table = None if config.tie_head else untied_head(config, STDDEV, rngs)
+
+    def __call__(self, hidden_BTD: jax.Array, token_embedding: Table) -> jax.Array:
+        h_BTD = self.norm(ACTIVATIONS[self.activation](self.dense(hidden_BTD)))
+        return (self.table or token_embedding).logits(h_BTD, self.dtype) + self.bias[...]
+
+
+def square_dense(config: RobertaConfig, rngs: nnx.Rngs) -> Dense:
+    """A layer from width to width; only one side has a name: a mesh axis cannot cut both."""
+    width = config.embed_dim
+    return Dense({"embed": width}, {None: width}, stddev=STDDEV, dtype=config.dtype, rngs=rngs)

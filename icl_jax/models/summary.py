@@ -1,0 +1,77 @@
+"""The parameter table of a model, made without its memory: names, shapes, sharding, counts, bytes.
+
+Run: python -m icl_jax.models.summary --preset=gpt2-medium --fsdp=8 --tensor=2
+"""
+
+from collections.abc import Sequence
+import sys
+
+from absl import app, flags
+from flax import nnx
+from jax.sharding import AbstractMesh
+import numpy as np
+
+from icl_jax.config import ConfigError, MeshConfig, ModelConfig, validate
+from icl_jax.models import abstract
+from icl_jax.models.presets import PRESETS, preset
+from icl_jax.sharding import MESH_AXES, spec, variable_axes
+
+_PRESET = flags.DEFINE_string("preset", None, f"One of {', '.join(PRESETS)}.")
+_DATA = flags.DEFINE_integer("data", 1, "Devices along the mesh axis data.")
+_FSDP = flags.DEFINE_integer("fsdp", 4, "Devices along the mesh axis fsdp.")
+_TENSOR = flags.DEFINE_integer("tensor", 2, "Devices along the mesh axis tensor.")
+
+
+def parameter_table(config: ModelConfig, mesh) -> str:
+    """One line per parameter and the totals; `mesh` may be abstract, no device is touched."""
+    rows = [("parameter", "shape", "sharding", "count", "bytes", "bytes/device")]
+    total = total_bytes = total_local = 0
+    for path, variable in nnx.to_flat_state(abstract(config)[1]):
+        placed = spec(variable_axes(variable), variable.shape, mesh)
+        parts = [axis for entry in placed if entry for axis in np.atleast_1d(entry)]
+        size = int(np.prod(variable.shape)) * variable.dtype.itemsize
+        local = size // int(np.prod([mesh.shape[axis] for axis in parts]))
+        count = int(np.prod(variable.shape))
+        name, shape = ".".join(map(str, path)), " x ".join(map(str, variable.shape))
+        rows.append((name, shape, _show(placed), f"{count:,}", f"{size:,}", f"{local:,}"))
+        total, total_bytes, total_local = total + count, total_bytes + size, total_local + local
+    rows.append(("total", "", "", f"{total:,}", f"{total_bytes:,}", f"{total_local:,}"))
+    return _format(rows)
+
+
+def _show(placed) -> str:
+    if not any(placed):
+        return "whole on every device"
+    return ", ".join("+".join(np.atleast_1d(entry)) if entry else "-" for entry in placed)
+
+
+def _format(rows: Sequence[Sequence[str]]) -> str:
+    widths = [max(len(row[n]) for row in rows) for n in range(len(rows[0]))]
+    rule = "  ".join("-" * width for width in widths)
+    lines = []
+    for row in rows:
+        left = [cell.ljust(width) for cell, width in zip(row[:3], widths)]
+        right = [cell.rjust(width) for cell, width in zip(row[3:], widths[3:])]
+        lines.append("  ".join(left + right))
+    return "\n".join([lines[0], rule, *lines[1:-1], rule, lines[-1]])
+
+
+def main(argv: Sequence[str]) -> None:
+    """Prints the table of a preset."""
+    try:
+        if len(argv) > 1 or _PRESET.value is None:
+            raise ConfigError(f"expected --preset=NAME, one of {', '.join(PRESETS)}")
+        sizes = (_DATA.value, _FSDP.value, _TENSOR.value)
+        validate(MeshConfig(*sizes))
+        if -1 in sizes:
+            raise ConfigError("an abstract mesh needs a number of devices for every axis, got -1")
+        config = preset(_PRESET.value)
+    except ConfigError as error:
+        sys.exit(f"error: {error}")
+    mesh = AbstractMesh(sizes, MESH_AXES)
+    print(f"{_PRESET.value} on a mesh of data {sizes[0]} x fsdp {sizes[1]} x tensor {sizes[2]}\n")
+    print(parameter_table(config, mesh))
+
+
+if __name__ == "__main__":
+    app.run(main)

@@ -1,0 +1,110 @@
+"""The device mesh, and the one table from logical axes to mesh axes.
+
+Models name logical axes only; which devices hold what is decided here and nowhere else.
+"""
+
+from collections.abc import Sequence
+
+from flax import nnx
+import jax
+from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
+import numpy as np
+
+from icl_jax.config import ConfigError, MeshConfig
+
+MESH_AXES = ("data", "fsdp", "tensor")
+
+LOGICAL_TO_MESH: dict[str, str | tuple[str, ...] | None] = {
+    "batch": ("data", "fsdp"),  # activations only
+    "embed": "fsdp",
+    "heads": "tensor",
+    "mlp": "tensor",
+    "vocab": "tensor",
+    "rank": None,  # of a factored embedding
+    "position": None,
+    "layers": None,
+}
+
+
+def make_mesh(config: MeshConfig, devices: Sequence[jax.Device] | None = None) -> Mesh:
+    """The mesh data x fsdp x tensor over all devices (or those given)."""
+    devices = jax.devices() if devices is None else list(devices)
+    sizes = [config.data, config.fsdp, config.tensor]
+    if -1 in sizes:
+        rest = int(np.prod([size for size in sizes if size != -1]))
+        sizes[sizes.index(-1)] = max(1, len(devices) // rest)
+    if int(np.prod(sizes)) != len(devices):
+        wanted = " x ".join(f"{axis} {size}" for axis, size in zip(MESH_AXES, sizes, strict=True))
+        raise ConfigError(
+            f"mesh {wanted} needs {int(np.prod(sizes))} devices, but there are {len(devices)}; "
+            "change mesh.data, mesh.fsdp or mesh.tensor so that their product is the device count"
+        )
+    # jax.make_mesh lays neighbours on the pod's network and would default to Explicit axes.
+    return jax.make_mesh(sizes, MESH_AXES, axis_types=(AxisType.Auto,) * 3, devices=devices)
+
+
+def spec(logical_axes: Sequence[str | None], shape: Sequence[int], mesh) -> PartitionSpec:
+    """Where an array with these axes lies; an axis that the devices don't divide stays whole."""
+    if len(logical_axes) != len(shape):
+        raise ValueError(f"logical axes {logical_axes} do not fit the shape {tuple(shape)}")
+    entries, taken = [], {}
+    for logical, length in zip(logical_axes, shape, strict=True):
+        wanted = LOGICAL_TO_MESH[logical] if logical else None
+        wanted = (wanted,) if isinstance(wanted, str) else wanted or ()
+        wanted = tuple(axis for axis in wanted if mesh.shape.get(axis, 1) > 1)
+        for axis in wanted:
+            if axis in taken:
+                raise ValueError(
+                    f"logical axes '{taken[axis]}' and '{logical}' of {tuple(logical_axes)} "
+                    f"both lie on mesh axis '{axis}'; change LOGICAL_TO_MESH"
+                )
+            taken[axis] = logical
+        parts = int(np.prod([mesh.shape[axis] for axis in wanted]))
+        if length % parts:
+            wanted = ()
+        entries.append(wanted[0] if len(wanted) == 1 else wanted or None)
+    return PartitionSpec(*entries)
+
+
+def constrain(x: jax.Array, *logical_axes: str | None) -> jax.Array:
+    """Pins an activation to the mesh of `jax.set_mesh`; does nothing outside of it."""
+    mesh = jax.sharding.get_abstract_mesh()
+    if mesh.empty:
+        return x
+    return jax.lax.with_sharding_constraint(x, spec(logical_axes, x.shape, mesh))
+
+
+def variable_axes(variable: nnx.Variable) -> tuple[str | None, ...]:
+    """The logical axes of a parameter; one stacked over layers has 'layers' in front."""
+    axes = variable.get_metadata("logical_axes")
+    return ("layers",) * (len(variable.shape) - len(axes)) + tuple(axes)
+
+
+def variable_sharding(variable: nnx.Variable, mesh: Mesh) -> NamedSharding:
+    """Where a parameter lies."""
+    return NamedSharding(mesh, spec(variable_axes(variable), variable.shape, mesh))
+
+
+def state_shardings(state: nnx.State, mesh: Mesh) -> nnx.State:
+    """The sharding of every parameter in `state` (arrays or shapes), as a tree of the same form."""
+    return jax.tree.map(
+        lambda variable: variable_sharding(variable, mesh),
+        state,
+        is_leaf=lambda x: isinstance(x, nnx.Variable),
+    )
+
+
+def with_auto_axes(mesh: Mesh) -> Mesh:
+    """`mesh` with axes that the compiler shards over, whatever `jax.make_mesh` made them."""
+    check_mesh(mesh)
+    return Mesh(mesh.devices, mesh.axis_names, axis_types=(AxisType.Auto,) * len(mesh.axis_names))
+
+
+def check_mesh(mesh) -> None:
+    """Stops on a mesh whose axes the table does not know."""
+    unknown = [axis for axis in mesh.axis_names if axis not in MESH_AXES]
+    if unknown:
+        raise ConfigError(
+            f"mesh axes must be among {MESH_AXES}, got {mesh.axis_names}; "
+            "make it with icl_jax.sharding.make_mesh"
+        )
