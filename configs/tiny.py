@@ -2,7 +2,7 @@
 
 Command:  python -m icl_jax.main --config=configs/tiny.py --workdir=runs/tiny
 Cost:     half a minute on 2 CPU cores
-Expected: the table of 858,368 parameters, then "all checks passed"
+Expected: the table of 875,264 parameters, then "all checks passed"
 """
 
 from icl_jax.config import ExperimentConfig, GPTConfig

@@ -1,6 +1,6 @@
 """Every config dataclass, and the checks that stop a wrong one before any work is done.
 
-A file in `configs/` defines `get_config() -> ExperimentConfig`; `--config.FIELD=value` overrides it.
+A file of `configs/` defines `get_config() -> ExperimentConfig`; `--config.FIELD=value` overrides.
 The dataclasses stay unfrozen because the flags assign to their fields.
 """
 
@@ -21,7 +21,7 @@ class ConfigError(ValueError):
 
 @dataclasses.dataclass(unsafe_hash=True)
 class TransformerConfig:
-    """What GPT and RoBERTa have in common. Model configs are hashable: a model keeps its own copy."""
+    """What GPT and RoBERTa have in common. Hashable, for a model keeps a copy as static data."""
 
     vocab_size: int = 50257
     context_length: int = 1024  # most tokens of one group; learned positions have this many rows
@@ -158,7 +158,7 @@ class ExperimentConfig:
         if self.sequence_length > self.model.context_length:
             found.append(
                 f"sequence_length {self.sequence_length} is longer than "
-                f"model.context_length {self.model.context_length}; shorten the one or raise the other"
+                f"model.context_length {self.model.context_length}; change one of them"
             )
         return found
 
@@ -236,7 +236,7 @@ def _type_problems(config: object, prefix: str) -> list[str]:
     for field in dataclasses.fields(config):
         name, value, expected = prefix + field.name, getattr(config, field.name), hints[field.name]
         if not _is_of_type(value, expected):
-            found.append(f"{name} must be {type_name(expected)}, got {value!r}")
+            found.append(f"{name} must be {_type_name(expected)}, got {value!r}")
         elif dataclasses.is_dataclass(value):
             found += _type_problems(value, name + ".")
     return found
@@ -252,8 +252,7 @@ def _is_of_type(value: object, expected: object) -> bool:
     return isinstance(value, typing.get_origin(expected) or expected)
 
 
-def type_name(expected: object) -> str:
-    """How an annotation is called in an error message."""
+def _type_name(expected: object) -> str:
     options = typing.get_args(expected) or (expected,)
     return " or ".join("None" if o is types.NoneType else o.__name__ for o in options)
 

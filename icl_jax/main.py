@@ -1,11 +1,12 @@
 """Runs the stages of an experiment.
 
-python -m icl_jax.main --config=configs/NAME.py [--config.FIELD=value ...] --workdir=DIR [--stages=...]
+python -m icl_jax.main --config=configs/NAME.py [--config.FIELD=value ...] --workdir=DIR
 """
 
 from collections.abc import Callable, Sequence
 import dataclasses
 import difflib
+import logging
 from pathlib import Path
 import runpy
 import sys
@@ -14,7 +15,7 @@ import typing
 from absl import app, flags
 from ml_collections import config_flags
 
-from icl_jax.config import ConfigError, ExperimentConfig, type_name, validate
+from icl_jax.config import ConfigError, ExperimentConfig, validate
 
 
 def _check(config: ExperimentConfig, workdir) -> None:
@@ -35,7 +36,9 @@ _STAGES = flags.DEFINE_list("stages", list(STAGES), f"Which stages to run: {', '
 
 def main(argv: Sequence[str]) -> None:
     """Checks everything that can be checked, then runs the stages."""
-    del argv
+    logging.getLogger("jax").setLevel(logging.WARNING)  # not each backend that is not there
+    if len(argv) > 1:
+        _stop(f"unexpected argument '{argv[1]}'; flags begin with --")
     config, stages = _CONFIG.value, _STAGES.value
     if config is None:
         available = ", ".join(sorted(str(path) for path in Path("configs").glob("*.py")))
@@ -60,55 +63,53 @@ def main(argv: Sequence[str]) -> None:
 
 def _parse(argv: Sequence[str]) -> list[str]:
     """Flags from the command line; a wrong one stops the run in one line."""
+    file = next((arg.partition("=")[2] for arg in argv if arg.startswith("--config=")), None)
+    if file is not None and not Path(file).is_file():
+        _stop(f"config file '{file}' does not exist")
     try:
         return flags.FLAGS(argv)
-    except (flags.Error, AttributeError, KeyError, TypeError, ValueError, OSError) as error:
-        _stop(_explain_overrides(argv) or str(error).splitlines()[0])
+    except (flags.Error, KeyError, TypeError, ValueError) as error:
+        overrides = [arg for arg in argv if arg.startswith("--config.")]
+        if file is not None and overrides:
+            config = runpy.run_path(file)["get_config"]()
+            explained = (_explain_override(arg, config) for arg in overrides)
+            _stop(next(filter(None, explained), str(error)))
+        if isinstance(error, flags.Error):
+            _stop(str(error))
+        raise  # from inside the config file: its author needs the place
 
 
-def _explain_overrides(argv: Sequence[str]) -> str | None:
-    """What is wrong with the first wrong --config.FIELD=value."""
-    files = [arg.partition("=")[2] for arg in argv if arg.startswith("--config=")]
-    if not files or not Path(files[-1]).is_file():
-        return f"config file '{files[-1]}' does not exist" if files else None
-    config = runpy.run_path(files[-1])["get_config"]()
-    for arg in argv:
-        if not arg.startswith("--config."):
-            continue
-        path, _, value = arg.removeprefix("--config.").partition("=")
-        holder, done = config, []
-        for part in path.split("."):
-            names = (
-                [f.name for f in dataclasses.fields(holder)]
-                if dataclasses.is_dataclass(holder)
-                else []
-            )
-            if part not in names:
-                close = difflib.get_close_matches(part, names, 1)
-                hint = f"did you mean '{close[0]}'?" if close else f"there are: {', '.join(names)}"
-                return (
-                    f"--config.{path}: {'.'.join(['config', *done])} has no field '{part}'; {hint}"
-                )
-            expected = typing.get_type_hints(type(holder))[part]
-            holder, done = getattr(holder, part), [*done, part]
-        if dataclasses.is_dataclass(holder):
-            return f"--config.{path} holds fields of its own; set one of them, --config.{path}.FIELD=value"
-        if not _parses_as(value, expected):
-            return f"--config.{path} must be {type_name(expected)}, got '{value}'"
+def _explain_override(arg: str, config: ExperimentConfig) -> str | None:
+    """What is wrong with --config.FIELD=value; None: nothing."""
+    path, _, value = arg.removeprefix("--config.").partition("=")
+    holder, done, expected = config, ["config"], None
+    for part in path.split("."):
+        fields = dataclasses.fields(holder) if dataclasses.is_dataclass(holder) else []
+        names = [field.name for field in fields]
+        if part not in names:
+            close = difflib.get_close_matches(part, names, 1)
+            hint = f"did you mean '{close[0]}'?" if close else f"there are: {', '.join(names)}"
+            return f"--config.{path}: {'.'.join(done)} has no field '{part}'; {hint}"
+        expected = typing.get_type_hints(type(holder))[part]
+        holder = getattr(holder, part)
+        done.append(part)
+    if dataclasses.is_dataclass(holder):
+        return f"--config.{path} has fields of its own: set --config.{path}.FIELD=value"
+    options = [o for o in typing.get_args(expected) or (expected,) if o is not type(None)]
+    if not any(_parses_as(value, option) for option in options):
+        names = " or ".join(option.__name__ for option in options)
+        return f"--config.{path} must be {names}, got '{value}'"
     return None
 
 
-def _parses_as(value: str, expected: object) -> bool:
-    for option in typing.get_args(expected) or (expected,):
-        try:
-            if option is bool:
-                return value.lower() in ("true", "false", "1", "0", "t", "f")
-            if option in (int, float):
-                option(value)
-            return True
-        except ValueError:
-            continue
-    return False
+def _parses_as(value: str, expected: type) -> bool:
+    if expected is bool:
+        return value.lower() in ("true", "false", "1", "0", "t", "f")
+    try:
+        expected(value)
+    except ValueError:
+        return False
+    return True
 
 
 def _stop(message: str) -> typing.NoReturn:

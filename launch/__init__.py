@@ -1,0 +1,1 @@
+"""Starting experiments on other machines than a plain one."""

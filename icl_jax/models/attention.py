@@ -14,7 +14,7 @@ CAUSAL_BLOCKS = 4  # query blocks of causal attention: 10 of 16 score blocks are
 
 
 class Place(NamedTuple):
-    """Where queries or keys stand. A key-value cache keeps the keys' places beside keys and values."""
+    """Where queries or keys stand. A key-value cache keeps the places of the keys beside them."""
 
     index_T: jax.Array  # place in the row: causal attention looks back along it
     position_BT: jax.Array  # place in the group: what positional encodings see; (1, T) if all alike
@@ -26,7 +26,7 @@ class Place(NamedTuple):
 
 
 def locate(length: int, group_BT: jax.Array | None) -> Place:
-    """The places of a whole row of tokens. `group_BT` holds a positive id per group, 0 for padding."""
+    """The places of a row of tokens; `group_BT` has a positive id per group, 0 for padding."""
     index_T = jnp.arange(length)
     if group_BT is None:
         return Place(index_T, index_T[None], None)
@@ -70,17 +70,9 @@ def attend(
     for n in range(CAUSAL_BLOCKS):
         start, stop = n * length // CAUSAL_BLOCKS, (n + 1) * length // CAUSAL_BLOCKS
         block_key = None if dropout_key is None else jax.random.fold_in(dropout_key, n)
-        blocks.append(
-            _attend_block(
-                q_BHTK[:, :, start:stop],
-                k_BHSK[:, :, :stop],
-                v_BHSK[:, :, :stop],
-                query.part(start, stop),
-                key.part(0, stop),
-                *options,
-                block_key,
-            )  # fmt: skip
-        )
+        parts = q_BHTK[:, :, start:stop], k_BHSK[:, :, :stop], v_BHSK[:, :, :stop]
+        places = query.part(start, stop), key.part(0, stop)
+        blocks.append(_attend_block(*parts, *places, *options, block_key))
     return jnp.concatenate(blocks, axis=2)
 
 
@@ -110,7 +102,7 @@ def dropout(x: jax.Array, rate: float, key: jax.Array | None) -> jax.Array:
 
 
 def alibi_slopes(num_heads: int) -> jax.Array:
-    """The slope of each head (Press et al. 2022): a geometric sequence, interleaved past a power of 2."""
+    """The slope of each head (Press et al. 2022): geometric, interleaved past a power of 2."""
     power = 1 << (num_heads.bit_length() - 1)
     slopes = [2.0 ** (-8.0 * (n + 1) / power) for n in range(power)]
     slopes += [2.0 ** (-4.0 * (2 * n + 1) / power) for n in range(num_heads - power)]
@@ -118,7 +110,7 @@ def alibi_slopes(num_heads: int) -> jax.Array:
 
 
 def sinusoidal(position_BT: jax.Array, dim: int) -> jax.Array:
-    """Sines at even and cosines at odd entries, wavelengths 2 pi to 20,000 pi (Vaswani et al. 2017)."""
+    """Sines at even, cosines at odd entries; wavelengths 2 to 20,000 pi (Vaswani et al. 2017)."""
     angle_BTF = _angles(position_BT, dim)
     waves = jnp.stack([jnp.sin(angle_BTF), jnp.cos(angle_BTF)], axis=-1)
     return waves.reshape(*position_BT.shape, -1)[..., :dim]

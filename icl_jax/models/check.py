@@ -1,6 +1,6 @@
 """Does this model work on these devices? The stage to run before a long job.
 
-It creates the model on its mesh, tries the contracts of the forward pass on random tokens, and times it.
+It creates the model on its mesh, tries the contracts of the forward pass, and times it.
 """
 
 import dataclasses
@@ -44,11 +44,12 @@ def check(config: ExperimentConfig, workdir: epath.Path) -> dict:
             **_time(model, tokens, group),
         }
     for name, value in results.items():
-        print(f"{name:32s} {value}")
+        print(f"{name:36s} {value}")
     workdir.mkdir(parents=True, exist_ok=True)
     content = {"config": dataclasses.asdict(config), "results": results}
-    (workdir / "check.json.partial").write_text(json.dumps(content, indent=2) + "\n")
-    (workdir / "check.json.partial").rename(workdir / "check.json")
+    partial = workdir / "check.json.partial"
+    partial.write_text(json.dumps(content, indent=2) + "\n")
+    partial.replace(workdir / "check.json")
     print(f"\nall checks passed; written to {workdir / 'check.json'}")
     return results
 
@@ -72,9 +73,12 @@ def _forward(model, tokens, group):
 
 
 @jax.jit
-def _forward_and_backward(graphdef_and_params, tokens, group):
-    graphdef, params = graphdef_and_params
-    loss = lambda params: jnp.mean(jnp.square(nnx.merge(graphdef, params)(tokens, group)))  # noqa: E731
+def _forward_and_backward(model, tokens, group):
+    graphdef, params = nnx.split(model)
+
+    def loss(params):
+        return jnp.mean(jnp.square(nnx.merge(graphdef, params)(tokens, group)))
+
     return jax.value_and_grad(loss)(params)
 
 
@@ -89,13 +93,13 @@ def _check_groups(model, tokens, group) -> dict:
     inside, outside = moved[group[0] == 1].max(), moved[group[0] != 1].max(initial=0.0)
     if inside == 0 or outside != 0:
         raise CheckError(
-            f"a change inside a group must move that group only: moved by {inside} inside, {outside} outside"
+            f"a change in a group must move that group only: {inside} inside, {outside} outside"
         )
     return {"moved_inside_changed_group": float(inside), "moved_outside": float(outside)}
 
 
 def _compare_with_one_device(config: ExperimentConfig, mesh, tokens, group) -> float:
-    """The largest difference of the logits, relative to the largest; two layers fit on any device."""
+    """The largest difference of logits relative to the largest; two layers fit on any device."""
     shallow = dataclasses.replace(config.model, num_layers=min(2, config.model.num_layers))
     ours = np.asarray(_forward(create(shallow, config.seed, mesh), tokens, group))
     one = make_mesh(MeshConfig(1, 1, 1), jax.local_devices()[:1])
@@ -112,7 +116,6 @@ def _compare_with_one_device(config: ExperimentConfig, mesh, tokens, group) -> f
 
 def _time(model, tokens, group) -> dict:
     """Median seconds over a few rounds, the first (compiling) one apart."""
-    split = nnx.split(model)
 
     def seconds(run) -> float:
         jax.block_until_ready(run())
@@ -124,7 +127,7 @@ def _time(model, tokens, group) -> dict:
         return float(np.median(rounds))
 
     forward = seconds(lambda: _forward(model, tokens, group))
-    both = seconds(lambda: _forward_and_backward(split, tokens, group))
+    both = seconds(lambda: _forward_and_backward(model, tokens, group))
     return {
         "forward_seconds": round(forward, 5),
         "forward_and_backward_seconds": round(both, 5),

@@ -68,7 +68,7 @@ def save(model: GPT | Roberta, folder: str | os.PathLike, max_file_bytes: int = 
     held = [*folder.glob("config.json"), *folder.glob("*.safetensors*")]
     if held:
         raise FolderError(
-            f"{folder} already holds a model ({held[0].name}); choose another folder or delete that one"
+            f"{folder} already holds a model ({held[0].name}); delete it or choose another folder"
         )
     plan = _plan_files(model.config, max_file_bytes)
     writer = jax.process_index() == 0
@@ -112,7 +112,7 @@ class TensorFiles:
         prefix = formats.PREFIXES[self.config["model_type"]]
         self.names: dict[str, tuple[Path, str]] = {}  # name without prefix -> file, name in it
         for path, handle in self._handles.items():
-            for stored in handle.keys():
+            for stored in handle.keys():  # noqa: SIM118  a file handle, no dict
                 name = stored.removeprefix(prefix)
                 name = re.sub(r"LayerNorm\.gamma$", "LayerNorm.weight", name)  # of old BERT folders
                 name = re.sub(r"LayerNorm\.beta$", "LayerNorm.bias", name)
@@ -206,9 +206,9 @@ class TensorFiles:
         pickled = sorted(p.name for p in self.folder.iterdir() if p.suffix in _PICKLED)
         if pickled:
             raise FolderError(
-                f"{self.folder} holds pickled weights ({pickled[0]}): opening a pickle can run any code, "
-                'so it is refused. Convert once, where you trust the file: python -c "from transformers '
-                "import AutoModelForPreTraining as M; M.from_pretrained('FOLDER')"
+                f"{self.folder} holds pickled weights ({pickled[0]}); opening a pickle can run any "
+                'code, so it is refused. Convert it once, where you trust it: python -c "from '
+                "transformers import AutoModelForPreTraining as M; M.from_pretrained('FOLDER')"
                 ".save_pretrained('NEW_FOLDER')\" writes model.safetensors"
             )
         raise FolderError(f"{self.folder} has no {', '.join(missing)}; is the download complete?")

@@ -1,4 +1,4 @@
-"""How Hugging Face writes our models down: config.json fields, and the name and layout of every tensor."""
+"""How Hugging Face writes a model down: fields of config.json, names and layouts of tensors."""
 
 from collections.abc import Iterator
 import dataclasses
@@ -37,7 +37,7 @@ _REQUIRED = {
 }  # fmt: skip
 _REQUIRED["bert"] = _REQUIRED["roberta"]
 
-# What only our models can be, so that no folder of theirs can hold it: field -> the value they have.
+# What only our models can be, so that no folder can hold it: field -> the value of theirs.
 _OURS_ONLY = {"position": "learned", "embedding_rank": None, "position_rank": None}
 
 
@@ -173,8 +173,8 @@ def _write_gpt(config: GPTConfig) -> dict:
 def _write_encoder(config: RobertaConfig, kind: str) -> dict:
     if config.embedding_dropout != config.residual_dropout:
         raise ValueError(
-            f"Hugging Face's {kind} has one hidden_dropout_prob, but embedding_dropout is "
-            f"{config.embedding_dropout} and residual_dropout {config.residual_dropout}; make them equal"
+            f"Hugging Face's {kind} has one hidden_dropout_prob: embedding_dropout "
+            f"{config.embedding_dropout} and residual_dropout {config.residual_dropout} must be equal"
         )
     name = {"roberta": "Roberta", "bert": "Bert"}[kind]
     return {
@@ -208,8 +208,8 @@ def model_type(config: GPTConfig | RobertaConfig) -> str:
     if config.position_offset == 0:
         return "bert"
     raise ValueError(
-        f"position_offset must be 0 (BERT) or pad_token_id + 1 = {config.pad_token_id + 1} (RoBERTa) "
-        f"to be a Hugging Face model, got {config.position_offset}"
+        f"position_offset of a Hugging Face model must be 0 (BERT) or pad_token_id + 1 = "
+        f"{config.pad_token_id + 1} (RoBERTa), got {config.position_offset}"
     )
 
 

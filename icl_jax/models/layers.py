@@ -118,7 +118,7 @@ def untied_head(config: ModelConfig, stddev: float, rngs: nnx.Rngs) -> Table:
 
 
 class Positions(nnx.Module):
-    """What is added to a token's embedding for its place in its group; nothing for ALiBi and rotary."""
+    """What a token's place in its group adds to its embedding; nothing for ALiBi and rotary."""
 
     def __init__(
         self, config: ModelConfig, *, offset: int = 0, zero_row: int | None = None, stddev: float,
@@ -213,7 +213,7 @@ def make_blocks(make: Callable[[nnx.Rngs], nnx.Module], config: ModelConfig, rng
 
 
 def run_blocks(blocks, config: ModelConfig, x_BTD, place: Place, dropout_key=None) -> jax.Array:
-    """x through all blocks, `block(x, place, key)` each: scanned or unrolled, rematerialised or not."""
+    """x through all blocks, `block(x, place, key)` each; scanned, rematerialised as configured."""
     keys = None if dropout_key is None else jax.random.split(dropout_key, config.num_layers)
 
     def apply(graphdef, params, x_BTD, key):

@@ -1,7 +1,7 @@
 """The network that the theory analyses: linear self-attention and nothing else.
 
 y_{l+1}^i = sum_h W_O^h sum_j <W_Q^h y_l^i, W_K^h y_l^j> W_V^h y_l^j  (Levine et al. 2022, eq. 1;
-Wies et al. 2021, eq. 5): no softmax, no feed-forward layer, no norm, no bias, no residual by default.
+Wies et al. 2021, eq. 5): no softmax, feed-forward layer, norm, bias; a residual only if asked for.
 Shape suffixes: B batch, T time, D embed, H heads, K head_dim, V vocab, M raw inputs, C input_dim.
 """
 
@@ -19,7 +19,7 @@ from icl_jax.sharding import constrain
 
 
 class LinearAttention(nnx.Module):
-    """`model(tokens, group)` gives logits; a convolution takes (batch, raw inputs, input_dim) floats."""
+    """`model(tokens, group)` gives logits; a convolution takes floats (batch, M, input_dim)."""
 
     def __init__(self, config: LinearAttentionConfig, *, rngs: nnx.Rngs):
         validate(config)
@@ -66,7 +66,7 @@ class LinearAttention(nnx.Module):
 
 
 class Convolution(nnx.Module):
-    """Wies et al. 2021, eq. 2: each position sums `kernel_size` raw vectors, each with its own matrix."""
+    """Wies et al. 2021, eq. 2: a position sums `kernel_size` raw vectors by a matrix each."""
 
     def __init__(self, config: LinearAttentionConfig, *, rngs: nnx.Rngs):
         width, rank = config.embed_dim, config.embedding_rank

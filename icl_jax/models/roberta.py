@@ -63,7 +63,7 @@ class Roberta(nnx.Module):
     def hidden(
         self, tokens, group=None, *, token_types=None, dropout_key: jax.Array | None = None
     ) -> jax.Array:
-        """The last hidden states (batch, time, embed). `token_types` (batch, time): None is all 0."""
+        """The last hidden states (batch, time, embed). `token_types` (batch, time); None: all 0."""
         config = self.config
         tokens_BT, group_BT = check_tokens(tokens, group, config.vocab_size, position_limit(config))
         types_BT = check_token_types(token_types, tokens_BT.shape, config.token_types)

@@ -4,6 +4,7 @@ Run: python -m icl_jax.models.summary --preset=gpt2-medium --fsdp=8 --tensor=2
 """
 
 from collections.abc import Sequence
+import math
 import sys
 
 from absl import app, flags
@@ -23,19 +24,27 @@ _TENSOR = flags.DEFINE_integer("tensor", 2, "Devices along the mesh axis tensor.
 
 
 def parameter_table(config: ModelConfig, mesh) -> str:
-    """One line per parameter and the totals; `mesh` may be abstract, no device is touched."""
-    rows = [("parameter", "shape", "sharding", "count", "bytes", "bytes/device")]
-    total = total_bytes = total_local = 0
+    """One line per parameter and the totals; `mesh` may be abstract, no device is touched.
+
+    Unrolled layers share a line: `blocks.*.mlp.up.kernel`, "24 of 1024 x 4096".
+    """
+    alike: dict[tuple[str, ...], list[int]] = {}  # name, shape, sharding -> copies, count, bytes...
     for path, variable in nnx.to_flat_state(abstract(config)[1]):
         placed = spec(variable_axes(variable), variable.shape, mesh)
-        parts = [axis for entry in placed if entry for axis in np.atleast_1d(entry)]
-        size = int(np.prod(variable.shape)) * variable.dtype.itemsize
-        local = size // int(np.prod([mesh.shape[axis] for axis in parts]))
-        count = int(np.prod(variable.shape))
-        name, shape = ".".join(map(str, path)), " x ".join(map(str, variable.shape))
-        rows.append((name, shape, _show(placed), f"{count:,}", f"{size:,}", f"{local:,}"))
-        total, total_bytes, total_local = total + count, total_bytes + size, total_local + local
-    rows.append(("total", "", "", f"{total:,}", f"{total_bytes:,}", f"{total_local:,}"))
+        axes = [axis for entry in placed if entry for axis in np.atleast_1d(entry)]
+        count = math.prod(variable.shape)
+        size = count * variable.dtype.itemsize
+        local = size // math.prod(mesh.shape[axis] for axis in axes)
+        name = ".".join("*" if isinstance(part, int) else part for part in path)
+        line = (name, " x ".join(map(str, variable.shape)), _show(placed))
+        sums = alike.setdefault(line, [0, 0, 0, 0])
+        alike[line] = [a + b for a, b in zip(sums, (1, count, size, local))]
+    rows = [("parameter", "shape", "sharding", "count", "bytes", "bytes/device")]
+    for (name, shape, placed), (copies, *sums) in alike.items():
+        shape = f"{copies} of {shape}" if "*" in name else shape
+        rows.append((name, shape, placed, *(f"{value:,}" for value in sums)))
+    totals = [sum(column) for column in zip(*alike.values())][1:]
+    rows.append(("total", "", "", *(f"{value:,}" for value in totals)))
     return _format(rows)
 
 
