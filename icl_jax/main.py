@@ -63,7 +63,13 @@ def main(argv: Sequence[str]) -> None:
 
 def _parse(argv: Sequence[str]) -> list[str]:
     """Flags from the command line; a wrong one stops the run in one line."""
-    file = next((arg.partition("=")[2] for arg in argv if arg.startswith("--config=")), None)
+    pairs = zip(argv, [*argv[1:], ""])
+    files = [
+        following if arg == "--config" else arg.partition("=")[2]
+        for arg, following in pairs
+        if arg == "--config" or arg.startswith("--config=")
+    ]
+    file = files[-1] if files else None
     if file is not None and not Path(file).is_file():
         _stop(f"config file '{file}' does not exist")
     try:

@@ -43,12 +43,27 @@ class GPT(nnx.Module):
 
     def __call__(self, tokens, group=None, *, dropout_key: jax.Array | None = None) -> jax.Array:
         """Float32 logits (batch, time, vocabulary). `group` (batch, time): 0 is padding."""
-        return self.logits(self.hidden(tokens, group, dropout_key=dropout_key))
+        return self._forward(*self._check(tokens, group), dropout_key)
 
     def hidden(self, tokens, group=None, *, dropout_key: jax.Array | None = None) -> jax.Array:
         """The last hidden states (batch, time, embed), after the final norm."""
+        return self._encode(*self._check(tokens, group), dropout_key)
+
+    def logits(self, hidden_BTD: jax.Array) -> jax.Array:
+        """The output head: float32 logits of hidden states."""
+        return (self.head or self.token_embedding).logits(hidden_BTD, self.config.dtype)
+
+    def _check(self, tokens, group):
         config = self.config
-        tokens_BT, group_BT = check_tokens(tokens, group, config.vocab_size, position_limit(config))
+        return check_tokens(tokens, group, config.vocab_size, position_limit(config))
+
+    @jax.jit
+    def _forward(self, tokens_BT, group_BT, dropout_key) -> jax.Array:
+        return self.logits(self._encode(tokens_BT, group_BT, dropout_key))
+
+    @jax.jit
+    def _encode(self, tokens_BT, group_BT, dropout_key) -> jax.Array:
+        config = self.config
         place = locate(tokens_BT.shape[1], group_BT)
         embedding_key, block_key = split_key(dropout_key, 2)
         x_BTD = self.positions(self.token_embedding(tokens_BT), place)
@@ -56,10 +71,6 @@ class GPT(nnx.Module):
         x_BTD = constrain(x_BTD.astype(config.dtype), "batch", None, None)
         x_BTD = run_blocks(self.blocks, config, x_BTD, place, block_key)
         return self.final_norm(x_BTD)
-
-    def logits(self, hidden_BTD: jax.Array) -> jax.Array:
-        """The output head: float32 logits of hidden states."""
-        return (self.head or self.token_embedding).logits(hidden_BTD, self.config.dtype)
 
 
 class Block(nnx.Module):

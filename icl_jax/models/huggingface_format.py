@@ -173,8 +173,8 @@ def _write_gpt(config: GPTConfig) -> dict:
 def _write_encoder(config: RobertaConfig, kind: str) -> dict:
     if config.embedding_dropout != config.residual_dropout:
         raise ValueError(
-            f"Hugging Face's {kind} has one hidden_dropout_prob: embedding_dropout "
-            f"{config.embedding_dropout} and residual_dropout {config.residual_dropout} must be equal"
+            f"Hugging Face's {kind} has one hidden_dropout_prob, got embedding_dropout "
+            f"{config.embedding_dropout} and residual_dropout {config.residual_dropout}"
         )
     name = {"roberta": "Roberta", "bert": "Bert"}[kind]
     return {

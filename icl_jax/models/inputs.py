@@ -19,6 +19,17 @@ def check_tokens(tokens, group, vocab_size: int, limit: int | None):
     return jnp.asarray(tokens, jnp.int32), check_group(group, tokens.shape, limit)
 
 
+def check_raw(raw, kernel_size: int, input_dim: int):
+    """The float32 input of a convolution, and the (batch, time) that it makes."""
+    raw = jnp.asarray(raw, jnp.float32)
+    if raw.ndim != 3 or raw.shape[2] != input_dim or raw.shape[1] % kernel_size:
+        raise ValueError(
+            f"inputs of a convolution must be (batch, a multiple of kernel_size {kernel_size}, "
+            f"input_dim {input_dim}), got {raw.shape}"
+        )
+    return raw, (raw.shape[0], raw.shape[1] // kernel_size)
+
+
 def check_group(group, shape: tuple[int, int], limit: int | None):
     """Groups as an int32 array or None; stops on a group with more tokens than positions."""
     length = shape[1]

@@ -13,7 +13,13 @@ import jax.numpy as jnp
 
 from icl_jax.config import LinearAttentionConfig, head_dim, validate
 from icl_jax.models.attention import Place, locate, visible
-from icl_jax.models.inputs import check_group, check_sentences, check_tokens, position_limit
+from icl_jax.models.inputs import (
+    check_group,
+    check_raw,
+    check_sentences,
+    check_tokens,
+    position_limit,
+)
 from icl_jax.models.layers import Positions, Table, make_blocks, normal, run_blocks, untied_head
 from icl_jax.sharding import constrain
 
@@ -36,7 +42,7 @@ class LinearAttention(nnx.Module):
 
     def __call__(self, tokens, group=None, *, sentence=None, association=None) -> jax.Array:
         """Float32 logits (batch, time, vocabulary): the vocabulary matrix times the last layer."""
-        return self.logits(self.hidden(tokens, group, sentence=sentence, association=association))
+        return self._forward(*self._check(tokens, group, sentence, association))
 
     def hidden(self, tokens, group=None, *, sentence=None, association=None) -> jax.Array:
         """The last layer (batch, time, embed).
@@ -44,25 +50,37 @@ class LinearAttention(nnx.Module):
         Sentence association (eq. 8): embeddings of tokens whose `sentence` (batch, time) is 1 are
         multiplied by `association[0]` = a, those whose sentence is 2 by `association[1]` = b.
         """
-        config = self.config
-        limit = position_limit(config)
-        if config.embedding == "vocabulary":
-            tokens, group_BT = check_tokens(tokens, group, config.vocab_size, limit)
-            x_BTD = self.embedding(tokens)
-        else:
-            x_BTD = self.embedding(tokens)
-            group_BT = check_group(group, x_BTD.shape[:2], limit)
-        if sentence is not None or association is not None:
-            shape = (*x_BTD.shape[:2], config.embed_dim)
-            sentence_BT, association_2D = check_sentences(sentence, association, shape)
-            x_BTD = x_BTD * association_2D[sentence_BT - 1]
-        place = locate(x_BTD.shape[1], group_BT)
-        x_BTD = constrain(self.positions(x_BTD, place).astype(config.dtype), "batch", None, None)
-        return run_blocks(self.blocks, config, x_BTD, place)
+        return self._encode(*self._check(tokens, group, sentence, association))
 
     def logits(self, hidden_BTD: jax.Array) -> jax.Array:
         """Float32 logits of the last layer."""
         return (self.head or self.embedding).logits(hidden_BTD, self.config.dtype)
+
+    def _check(self, inputs, group, sentence, association):
+        config = self.config
+        if config.embedding == "vocabulary":
+            inputs, group = check_tokens(inputs, group, config.vocab_size, position_limit(config))
+            shape = inputs.shape
+        else:
+            inputs, shape = check_raw(inputs, config.kernel_size, config.input_dim)
+            group = check_group(group, shape, position_limit(config))
+        if sentence is None and association is None:
+            return inputs, group, None, None
+        return inputs, group, *check_sentences(sentence, association, (*shape, config.embed_dim))
+
+    @jax.jit
+    def _forward(self, inputs, group_BT, sentence_BT, association_2D) -> jax.Array:
+        return self.logits(self._encode(inputs, group_BT, sentence_BT, association_2D))
+
+    @jax.jit
+    def _encode(self, inputs, group_BT, sentence_BT, association_2D) -> jax.Array:
+        x_BTD = self.embedding(inputs)
+        if sentence_BT is not None:
+            x_BTD = x_BTD * association_2D[sentence_BT - 1]
+        place = locate(x_BTD.shape[1], group_BT)
+        x_BTD = self.positions(x_BTD, place).astype(self.config.dtype)
+        x_BTD = constrain(x_BTD, "batch", None, None)
+        return run_blocks(self.blocks, self.config, x_BTD, place)
 
 
 class Convolution(nnx.Module):
@@ -79,15 +97,8 @@ class Convolution(nnx.Module):
         )
 
     def __call__(self, raw_BMC: jax.Array) -> jax.Array:
-        window, channels = self.window
-        raw_BMC = jnp.asarray(raw_BMC)
-        if raw_BMC.ndim != 3 or raw_BMC.shape[2] != channels or raw_BMC.shape[1] % window:
-            raise ValueError(
-                f"inputs of a convolution must be (batch, a multiple of kernel_size {window}, "
-                f"input_dim {channels}), got {raw_BMC.shape}"
-            )
-        raw = raw_BMC.astype(jnp.float32).reshape(raw_BMC.shape[0], -1, window * channels)
-        x_BTD = raw @ self.kernel[...].reshape(window * channels, -1)
+        fan_in = self.window[0] * self.window[1]
+        x_BTD = raw_BMC.reshape(raw_BMC.shape[0], -1, fan_in) @ self.kernel[...].reshape(fan_in, -1)
         return x_BTD if self.up is None else x_BTD @ self.up[...]
 
 

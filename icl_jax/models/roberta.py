@@ -57,23 +57,13 @@ class Roberta(nnx.Module):
         self, tokens, group=None, *, token_types=None, dropout_key: jax.Array | None = None
     ) -> jax.Array:
         """Float32 logits (batch, time, vocabulary). `group` (batch, time): 0 is padding."""
-        hidden_BTD = self.hidden(tokens, group, token_types=token_types, dropout_key=dropout_key)
-        return self.logits(hidden_BTD)
+        return self._forward(*self._check(tokens, group, token_types), dropout_key)
 
     def hidden(
         self, tokens, group=None, *, token_types=None, dropout_key: jax.Array | None = None
     ) -> jax.Array:
         """The last hidden states (batch, time, embed). `token_types` (batch, time); None: all 0."""
-        config = self.config
-        tokens_BT, group_BT = check_tokens(tokens, group, config.vocab_size, position_limit(config))
-        types_BT = check_token_types(token_types, tokens_BT.shape, config.token_types)
-        place = locate(tokens_BT.shape[1], group_BT)
-        embedding_key, block_key = split_key(dropout_key, 2)
-        x_BTD = self.token_embedding(tokens_BT) + self.token_types(types_BT)
-        x_BTD = self.embedding_norm(self.positions(x_BTD, place))
-        x_BTD = dropout(x_BTD, config.embedding_dropout, embedding_key)
-        x_BTD = constrain(x_BTD.astype(config.dtype), "batch", None, None)
-        return run_blocks(self.blocks, config, x_BTD, place, block_key)
+        return self._encode(*self._check(tokens, group, token_types), dropout_key)
 
     def logits(self, hidden_BTD: jax.Array) -> jax.Array:
         """The MLM head: float32 logits of hidden states."""
@@ -89,6 +79,26 @@ class Roberta(nnx.Module):
         if self.pooler is None:
             raise ValueError("this encoder has no pooler (pooler=False); pool the hidden states")
         return jnp.tanh(self.pooler(hidden_BTD[:, 0]))
+
+    def _check(self, tokens, group, token_types):
+        config = self.config
+        tokens_BT, group_BT = check_tokens(tokens, group, config.vocab_size, position_limit(config))
+        return tokens_BT, group_BT, check_token_types(token_types, tokens.shape, config.token_types)
+
+    @jax.jit
+    def _forward(self, tokens_BT, group_BT, types_BT, dropout_key) -> jax.Array:
+        return self.logits(self._encode(tokens_BT, group_BT, types_BT, dropout_key))
+
+    @jax.jit
+    def _encode(self, tokens_BT, group_BT, types_BT, dropout_key) -> jax.Array:
+        config = self.config
+        place = locate(tokens_BT.shape[1], group_BT)
+        embedding_key, block_key = split_key(dropout_key, 2)
+        x_BTD = self.token_embedding(tokens_BT) + self.token_types(types_BT)
+        x_BTD = self.embedding_norm(self.positions(x_BTD, place))
+        x_BTD = dropout(x_BTD, config.embedding_dropout, embedding_key)
+        x_BTD = constrain(x_BTD.astype(config.dtype), "batch", None, None)
+        return run_blocks(self.blocks, config, x_BTD, place, block_key)
 
 
 class Block(nnx.Module):

@@ -1,0 +1,154 @@
+"""Tokens see their own group, across any separator, and nothing else: exactly nothing.
+
+Proven by perturbation: change one token, and look at which outputs move.
+"""
+
+import jax
+import numpy as np
+import pytest
+
+from icl_jax.config import GPTConfig, LinearAttentionConfig, RobertaConfig
+from icl_jax.models import MODELS
+from icl_jax.models.attention import locate
+from tests.models.small import make_model
+
+# Groups of several sizes, a group in two pieces, and padding inside, between and behind.
+GROUPS = np.array(
+    [
+        [1, 1, 1, 1, 1, 2, 2, 2, 0, 3, 3, 3, 3, 3, 3, 3, 3, 0, 0],
+        [0, 0, 4, 4, 4, 4, 4, 4, 4, 1, 1, 1, 2, 2, 4, 4, 4, 7, 0],
+        [1] * 19,
+    ]
+)
+
+SMALL = {"vocab_size": 31, "context_length": 23, "num_layers": 2, "embed_dim": 12, "num_heads": 3}
+VARIANTS = {
+    "gpt": GPTConfig(**SMALL),
+    "gpt scanned, rematerialised": GPTConfig(**SMALL, scan_layers=True, remat="full"),
+    "gpt bfloat16": GPTConfig(**SMALL, dtype="bfloat16"),
+    "gpt alibi": GPTConfig(**SMALL, position="alibi"),
+    "gpt rotary": GPTConfig(**SMALL, position="rotary"),
+    "gpt sinusoidal": GPTConfig(**SMALL, position="sinusoidal"),
+    "gpt linear positions": GPTConfig(**SMALL, position="linear"),
+    "gpt no positions": GPTConfig(**SMALL, position="none"),
+    "roberta": RobertaConfig(**SMALL),
+    "roberta scanned": RobertaConfig(**SMALL, scan_layers=True),
+    "roberta bfloat16": RobertaConfig(**SMALL, dtype="bfloat16"),
+    "roberta alibi": RobertaConfig(**SMALL, position="alibi"),
+    "roberta rotary": RobertaConfig(**SMALL, position="rotary"),
+    "bert": RobertaConfig(**SMALL, position_offset=0, pad_token_id=0, token_types=2),
+    "analysed": LinearAttentionConfig(**SMALL),
+    "analysed causal": LinearAttentionConfig(**SMALL, causal=True),
+    "analysed with residual": LinearAttentionConfig(**SMALL, residual=True, position="learned"),
+}
+
+
+def is_causal(config):
+    return isinstance(config, GPTConfig) or getattr(config, "causal", False)
+
+
+def expected_to_move(group, row, place, causal):
+    """Where outputs may and must move when the token at (row, place) changes."""
+    moves = np.zeros(group.shape, bool)
+    if group[row, place] != 0:
+        moves[row] = group[row] == group[row, place]
+        if causal:
+            moves[row, :place] = False
+    moves[row, place] = True
+    return moves
+
+
+@pytest.mark.parametrize("length", [19, 3], ids=["blocks", "one block"])
+@pytest.mark.parametrize("config", VARIANTS.values(), ids=VARIANTS.keys())
+def test_a_changed_token_moves_its_group_and_exactly_nothing_else(config, length):
+    group = GROUPS[:, :length]
+    model = make_model(config)
+    forward = jax.jit(lambda tokens: (model(tokens, group), model.hidden(tokens, group)))
+    tokens = np.random.default_rng(0).integers(0, config.vocab_size, group.shape)
+    before = forward(tokens)
+    for row in range(len(group)):
+        for place in range(0, length, 1 if length < 9 else 3):
+            changed = tokens.copy()
+            changed[row, place] = (changed[row, place] + 1) % config.vocab_size
+            moves = expected_to_move(group, row, place, is_causal(config))
+            for old, new in zip(before, forward(changed), strict=True):
+                moved = np.asarray(old != new).any(axis=-1)
+                np.testing.assert_array_equal(moved, moves, err_msg=f"token {row}, {place}")
+
+
+def test_a_changed_raw_input_of_a_convolution_moves_its_group_only():
+    config = LinearAttentionConfig(
+        **SMALL, embedding="convolution", kernel_size=2, input_dim=3, tie_head=False
+    )
+    model = make_model(config)
+    raw = np.random.default_rng(0).normal(size=(3, 38, 3)).astype(np.float32)
+    before = model(raw, GROUPS)
+    for place in (0, 11, 16, 37):
+        changed = raw.copy()
+        changed[1, place] += 1
+        moved = np.asarray(before != model(changed, GROUPS)).any(axis=-1)
+        np.testing.assert_array_equal(moved, expected_to_move(GROUPS, 1, place // 2, False))
+
+
+def test_dropout_keeps_groups_apart():
+    config = GPTConfig(**SMALL, attention_dropout=0.3)
+    model, key = make_model(config), jax.random.key(7)
+    forward = jax.jit(lambda tokens: model(tokens, GROUPS, dropout_key=key))
+    tokens = np.random.default_rng(0).integers(0, config.vocab_size, GROUPS.shape)
+    changed = tokens.copy()
+    changed[0, 5] = (changed[0, 5] + 1) % config.vocab_size
+    moved = np.asarray(forward(tokens) != forward(changed)).any(axis=-1)
+    assert moved[0, 5]
+    assert not moved[~expected_to_move(GROUPS, 0, 5, True)].any()
+
+
+@pytest.mark.parametrize("name", ["gpt", "gpt alibi", "gpt rotary", "roberta", "bert", "analysed"])
+def test_sequences_packed_as_groups_equal_the_same_sequences_alone(name):
+    config = VARIANTS[name]
+    model = make_model(config)
+    tokens = np.random.default_rng(0).integers(0, config.vocab_size, GROUPS.shape)
+    packed, packed_hidden = model(tokens, GROUPS), model.hidden(tokens, GROUPS)
+    for row, group in [(0, 3), (1, 4)]:
+        members = GROUPS[row] == group
+        alone = tokens[row][members][None]
+        assert_close(packed[row][members], model(alone)[0])
+        assert_close(packed_hidden[row][members], model.hidden(alone)[0])
+
+
+def assert_close(got, expected):
+    np.testing.assert_allclose(got, expected, rtol=1e-4, atol=1e-6 * np.abs(expected).max())
+
+
+def test_one_group_per_row_is_the_default():
+    model = make_model(VARIANTS["gpt"])
+    tokens = np.random.default_rng(0).integers(0, 31, (2, 7))
+    np.testing.assert_array_equal(model(tokens), model(tokens, np.ones((2, 7), np.int32)))
+
+
+def test_positions_restart_with_each_group():
+    positions = locate(19, jax.numpy.asarray(GROUPS, jax.numpy.int32)).position_BT
+    expected = np.array(
+        [
+            [0, 1, 2, 3, 4, 0, 1, 2, 0, 0, 1, 2, 3, 4, 5, 6, 7, 0, 0],
+            [0, 0, 0, 1, 2, 3, 4, 5, 6, 0, 1, 2, 0, 1, 7, 8, 9, 0, 0],
+            range(19),
+        ]
+    )
+    np.testing.assert_array_equal(positions, expected)
+
+
+def test_rows_longer_than_the_positions_work_if_no_group_is():
+    model = make_model(GPTConfig(**(SMALL | {"context_length": 10})))
+    tokens = np.random.default_rng(0).integers(0, 31, (1, 19))
+    group = np.repeat([1, 2], [10, 9])[None]
+    assert np.isfinite(model(tokens, group)).all()
+    with pytest.raises(ValueError, match="group 1 has 11 tokens, but the model has 10 positions"):
+        model(tokens, np.repeat([1, 2], [11, 8])[None])
+    # Where values are not known, as in a compiled step, the loss turns NaN instead of wrong.
+    assert np.isnan(
+        jax.jit(lambda *batch: model(*batch))(tokens, np.repeat([1, 2], [11, 8])[None])
+    ).any()
+
+
+def test_every_model_is_proven():
+    assert {type(config) for config in VARIANTS.values()} == set(MODELS)

@@ -1,0 +1,75 @@
+"""A wrong config is refused with every wrong field, what it holds, and the fix."""
+
+import pytest
+
+from icl_jax.config import (
+    ConfigError,
+    ExperimentConfig,
+    GPTConfig,
+    LinearAttentionConfig,
+    MeshConfig,
+    RobertaConfig,
+    validate,
+)
+
+
+@pytest.mark.parametrize(
+    "config", [ExperimentConfig(), GPTConfig(), RobertaConfig(), LinearAttentionConfig()]
+)
+def test_the_defaults_are_valid(config):
+    assert validate(config) is None
+
+
+@pytest.mark.parametrize(
+    ("config", "words"),
+    [
+        (GPTConfig(embed_dim=10, num_heads=3), ["embed_dim 10", "num_heads 3", "head_dim"]),
+        (GPTConfig(position="alibbi"), ["alibi", "got 'alibbi'"]),
+        (GPTConfig(num_layers=0), ["num_layers must be at least 1, got 0"]),
+        (GPTConfig(attention_dropout=1.0), ["attention_dropout", "got 1.0"]),
+        (GPTConfig(position="alibi", position_rank=2), ["position_rank", "'alibi'"]),
+        (GPTConfig(position="rotary", head_dim=3), ["even head_dim, got 3"]),
+        (RobertaConfig(pad_token_id=50265), ["vocabulary of 50265, got 50265"]),
+        (LinearAttentionConfig(embedding="convolution"), ["tie_head=False"]),
+        (LinearAttentionConfig(position="rotary"), ["rotary", "analysed network"]),
+        (MeshConfig(data=-1, fsdp=-1), ["only one axis may be -1"]),
+        (MeshConfig(data=0), ["data must be", "got 0"]),
+    ],
+)
+def test_impossible_values_are_named(config, words):
+    with pytest.raises(ConfigError) as caught:
+        validate(config)
+    assert all(word in str(caught.value) for word in words), caught.value
+
+
+def test_all_problems_come_in_one_message_with_their_path():
+    config = ExperimentConfig(
+        model=GPTConfig(num_layers=0, dtype="float8"), mesh=MeshConfig(fsdp=0)
+    )
+    with pytest.raises(ConfigError) as caught:
+        validate(config)
+    for path in ("model.num_layers", "model.dtype", "mesh.fsdp"):
+        assert path in str(caught.value)
+
+
+def test_rows_longer_than_the_positions_are_refused():
+    config = ExperimentConfig(sequence_length=2000)
+    with pytest.raises(ConfigError, match=r"sequence_length 2000.*context_length 1024"):
+        validate(config)
+
+
+@pytest.mark.parametrize(
+    ("field", "value", "message"),
+    [
+        ("num_layers", "12", "model.num_layers must be int, got '12'"),
+        ("num_layers", True, "model.num_layers must be int, got True"),
+        ("head_dim", 1.5, "model.head_dim must be int or None, got 1.5"),
+        ("tie_head", 1, "model.tie_head must be bool, got 1"),
+    ],
+)
+def test_a_field_of_the_wrong_type_is_named(field, value, message):
+    config = ExperimentConfig()
+    setattr(config.model, field, value)
+    with pytest.raises(ConfigError) as caught:
+        validate(config)
+    assert str(caught.value) == message

@@ -1,0 +1,91 @@
+"""Imports point one way only, and importing the package stays light."""
+
+import ast
+from pathlib import Path
+import subprocess
+import sys
+
+PACKAGE = Path(__file__).parents[1] / "icl_jax"
+
+# A module may import from its own layer and from those before it.
+LAYERS = [
+    {"config", "sharding"},
+    {"corpus", "models", "data"},
+    {"retrieval"},
+    {"example_design"},
+    {"training"},
+    {"evaluation"},
+    {"theory", "sandboxes"},
+    {"studies"},
+    {"main"},
+]
+LEVEL = {name: level for level, names in enumerate(LAYERS) for name in names}
+APART = {"corpus", "models", "data", "theory", "sandboxes"}  # neighbours that don't know each other
+
+# Heavy libraries and the only modules that may import them.
+HEAVY = {
+    "faiss": {"retrieval/search_faiss.py"},
+    "tensorflow": set(),
+    "apache_beam": {"example_design/build_with_beam.py"},
+    "torch": set(),
+    "transformers": set(),
+    "sentence_transformers": set(),
+}
+
+
+def imported_modules(path: Path) -> set[str]:
+    found = set()
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.Import):
+            found |= {alias.name for alias in node.names}
+        elif isinstance(node, ast.ImportFrom):
+            assert node.level == 0, f"{path}: import by the full name"
+            found |= {f"{node.module}.{alias.name}" for alias in node.names} | {node.module}
+    return found
+
+
+def part_of(path: Path) -> str:
+    return path.relative_to(PACKAGE).parts[0].removesuffix(".py")
+
+
+def layer_violations(source: str, modules: set[str]) -> list[str]:
+    parts = {m.split(".")[1] for m in modules if m.startswith("icl_jax.")}
+    return [
+        f"{source} -> {part}"
+        for part in sorted(parts & LEVEL.keys())
+        if LEVEL[part] > LEVEL[source] or (part != source and {part, source} <= APART
+                                           and LEVEL[part] == LEVEL[source])
+    ]  # fmt: skip
+
+
+def test_every_part_of_the_package_has_a_layer():
+    parts = {part_of(path) for path in PACKAGE.rglob("*.py")} - {"__init__"}
+    assert parts <= LEVEL.keys(), f"without a layer: {sorted(parts - LEVEL.keys())}"
+
+
+def test_imports_never_point_to_a_later_layer():
+    wrong = []
+    for path in PACKAGE.rglob("*.py"):
+        if part_of(path) != "__init__":
+            wrong += layer_violations(part_of(path), imported_modules(path))
+    assert not wrong
+
+
+def test_a_backward_import_would_be_noticed():
+    assert layer_violations("models", {"icl_jax.training.train"}) == ["models -> training"]
+    assert layer_violations("models", {"icl_jax.corpus"}) == ["models -> corpus"]
+    assert layer_violations("training", {"icl_jax.models.gpt", "icl_jax.config"}) == []
+
+
+def test_heavy_libraries_stay_in_their_one_module():
+    for path in PACKAGE.rglob("*.py"):
+        name = str(path.relative_to(PACKAGE))
+        for module in imported_modules(path):
+            allowed = HEAVY.get(module.split(".")[0])
+            assert allowed is None or name in allowed, f"{name} imports {module}"
+
+
+def test_the_package_and_its_flags_import_without_jax():
+    code = "import icl_jax, icl_jax.main, sys; print({'jax', 'flax', 'numpy'} & set(sys.modules))"
+    run = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert run.stdout.strip() == "set()"
