@@ -172,12 +172,14 @@ class TensorFiles:
                     buffer[...] = ours[index]
                 else:  # the axis of the layers is never cut
                     buffer[place] = ours[index[1:]]
+            del ours  # the next copy is the one on the device
         if sharding is None:
             return jax.numpy.asarray(shards[str(whole)][1])
         arrays = [
             jax.device_put(shards[str(index)][1], device) for device, index in indices.items()
         ]
-        return jax.make_array_from_single_device_arrays(tuple(shape), sharding, arrays)
+        array = jax.make_array_from_single_device_arrays(tuple(shape), sharding, arrays)
+        return array.block_until_ready()  # before the next one is read: only one is here twice
 
     def _read_layer(self, tensor: Tensor, layer: int | None, shape: tuple[int, ...]) -> np.ndarray:
         path, stored = self.names[tensor.theirs.format(layer=layer)]

@@ -127,6 +127,7 @@ def _read_encoder(fields: dict, tensor_names: set[str], **common) -> RobertaConf
 
 def write_config(config: GPTConfig | RobertaConfig) -> dict:
     """The config.json fields of our config; stops on what they cannot express."""
+    kind = model_type(config)
     ours_only = [
         f"{name}={getattr(config, name)} (theirs: {value})"
         for name, value in _OURS_ONLY.items()
@@ -139,10 +140,7 @@ def write_config(config: GPTConfig | RobertaConfig) -> dict:
         )
     if ours_only:
         raise ValueError(f"Hugging Face's format cannot hold {'; '.join(ours_only)}")
-    kind = model_type(config)
-    if kind == "gpt2":
-        return _write_gpt(config)
-    return _write_encoder(config, kind)
+    return _write_gpt(config) if kind == "gpt2" else _write_encoder(config, kind)
 
 
 def _write_gpt(config: GPTConfig) -> dict:

@@ -1,0 +1,75 @@
+"""Whatever the mesh, the logits are those of one device."""
+
+import dataclasses
+import itertools
+
+from flax import nnx
+import jax
+import numpy as np
+import pytest
+
+from icl_jax.config import GPTConfig, LinearAttentionConfig, MeshConfig, RobertaConfig
+from icl_jax.models import create
+from icl_jax.sharding import make_mesh, state_shardings
+from tests.models.small import leaves, make_model
+
+MESHES = [
+    MeshConfig(*sizes) for sizes in itertools.product((1, 2, 4, 8), repeat=3) if np.prod(sizes) == 8
+]
+SMALL = {"vocab_size": 40, "context_length": 16, "num_layers": 2, "embed_dim": 16, "num_heads": 8}
+CONFIGS = {
+    "gpt": GPTConfig(**SMALL, scan_layers=True),
+    "roberta": RobertaConfig(**SMALL, scan_layers=True),
+    "analysed": LinearAttentionConfig(**SMALL, scan_layers=True),
+}
+TOKENS = np.random.default_rng(0).integers(0, 40, (8, 16))
+GROUP = np.repeat([[1, 2, 0]], [9, 5, 2], axis=1).repeat(8, axis=0)
+
+
+@pytest.fixture(scope="module")
+def one_device():
+    return {name: make_model(config) for name, config in CONFIGS.items()}
+
+
+def assert_same_logits(got, expected):
+    scale = float(np.abs(expected).max())
+    np.testing.assert_allclose(got, expected, rtol=1e-5, atol=1e-6 * scale)
+
+
+@pytest.mark.parametrize("sizes", MESHES, ids=lambda m: f"{m.data}x{m.fsdp}x{m.tensor}")
+@pytest.mark.parametrize("name", CONFIGS)
+def test_every_factorisation_of_8_devices_gives_the_logits_of_one(name, sizes, one_device):
+    mesh = make_mesh(sizes)
+    graphdef, params = nnx.split(one_device[name])
+    model = nnx.merge(graphdef, jax.device_put(params, state_shardings(params, mesh)))
+    with jax.set_mesh(mesh):
+        got = model(TOKENS, GROUP)
+    assert_same_logits(got, one_device[name](TOKENS, GROUP))
+    held = sum(leaf.addressable_shards[0].data.nbytes for leaf in leaves(model))
+    whole = sum(leaf.nbytes for leaf in leaves(model))
+    # Of one mesh axis of 8, each device holds an eighth of what that axis cuts.
+    assert held == whole if sizes.data == 8 else held < 0.8 * whole
+
+
+@pytest.mark.parametrize("config", [
+    GPTConfig(vocab_size=41, context_length=17, num_layers=2, embed_dim=15, num_heads=3),
+    dataclasses.replace(CONFIGS["gpt"], scan_layers=False),
+], ids=["sizes that no axis divides", "unrolled"])  # fmt: skip
+def test_other_layouts_give_the_same_logits_too(config):
+    tokens = TOKENS[:3]  # nor does any axis divide the batch
+    mesh = make_mesh(MeshConfig(data=2, fsdp=2, tensor=2))
+    model = create(config, seed=5, mesh=mesh)
+    with jax.set_mesh(mesh):
+        got = model(tokens)
+    alone = create(config, seed=5)
+    assert_same_logits(got, alone(tokens))
+    for one, other in zip(leaves(model), leaves(alone), strict=True):
+        np.testing.assert_array_equal(one, other)
+
+
+def test_the_batch_is_cut_over_data_and_fsdp():
+    mesh = make_mesh(MeshConfig(data=2, fsdp=4, tensor=1))
+    model = create(CONFIGS["gpt"], mesh=mesh)
+    with jax.set_mesh(mesh):
+        logits = model(TOKENS)
+    assert logits.sharding.shard_shape(logits.shape) == (1, 16, 40)
