@@ -170,8 +170,8 @@ class TensorFiles:
             for index, buffer in shards.values():
                 if layers is None:
                     buffer[...] = ours[index]
-                else:  # the axis of the layers is never cut
-                    buffer[place] = ours[index[1:]]
+                elif place in (held := range(*index[0].indices(len(layers)))):
+                    buffer[held.index(place)] = ours[index[1:]]
             del ours  # the next copy is the one on the device
         if sharding is None:
             return jax.numpy.asarray(shards[str(whole)][1])

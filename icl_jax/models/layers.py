@@ -136,10 +136,7 @@ class Positions(nnx.Module):
 
     def __call__(self, x_BTD: jax.Array, place: Place) -> jax.Array:
         if self.kind == "learned":
-            row_BT = place.position_BT + self.offset
-            if place.group_BT is not None and self.offset:  # the published RoBERTa's padding row
-                row_BT = jnp.where(place.group_BT < 0, self.offset - 1, row_BT)
-            return x_BTD + self.table(row_BT)
+            return x_BTD + self.table(place.position_BT + self.offset)
         if self.kind == "sinusoidal":
             return x_BTD + attention.sinusoidal(place.position_BT, self.dim)
         if self.kind == "linear":  # proportional to the position, at most the direction itself

@@ -61,6 +61,8 @@ def test_other_layouts_give_the_same_logits_too(config):
     model = create(config, seed=5, mesh=mesh)
     with jax.set_mesh(mesh):
         got = model(tokens)
+    kernel = model.blocks[0].mlp.up.kernel[...]
+    assert kernel.sharding.mesh.shape == {"data": 2, "fsdp": 2, "tensor": 2}
     alone = create(config, seed=5)
     assert_same_logits(got, alone(tokens))
     for one, other in zip(leaves(model), leaves(alone), strict=True):
