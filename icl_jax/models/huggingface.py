@@ -4,7 +4,7 @@
 `save` writes a folder that `transformers` opens with `from_pretrained`.
 """
 
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 import contextlib
 import dataclasses
 import json
@@ -21,6 +21,7 @@ import ml_dtypes  # noqa: F401  NumPy learns bfloat16
 import numpy as np
 import safetensors
 import safetensors.numpy
+from tqdm import tqdm
 
 from icl_jax.config import RobertaConfig
 from icl_jax.models import GPT, Roberta, abstract
@@ -52,7 +53,7 @@ def load(folder: str | os.PathLike, mesh: Mesh | None = None, **overrides) -> GP
 
     mesh = None if mesh is None else with_auto_axes(mesh)
     leaves = []
-    for path, variable in nnx.to_flat_state(shapes):
+    for path, variable in _progress(nnx.to_flat_state(shapes), f"load {folder}", "tensor"):
         tensor, layers = _source(path, sources, config)
         sharding = None if mesh is None else variable_sharding(variable, mesh)
         leaves.append(
@@ -75,7 +76,7 @@ def save(model: GPT | Roberta, folder: str | os.PathLike, max_file_bytes: int = 
     if writer:
         folder.mkdir(parents=True, exist_ok=True)
     params = {_dotted(path): variable for path, variable in nnx.to_flat_state(nnx.state(model))}
-    for file, names in plan.items():
+    for file, names in _progress(plan.items(), f"save {folder}", "file"):
         tensors = {name: _gather(params, parts, layer) for name, (parts, layer) in names.items()}
         if writer:
             with _beside(folder / file) as partial:
@@ -293,6 +294,11 @@ def _gather(params: dict, parts: list[Tensor], layer: int | None) -> np.ndarray:
         laid_out.append(value.T if tensor.transposed else value)
     whole = laid_out[0] if len(laid_out) == 1 else np.concatenate(laid_out, axis=-1)
     return np.ascontiguousarray(whole)  # safetensors writes the buffer as it lies
+
+
+def _progress(items: Collection, what: str, unit: str):
+    """Shows rate and time left on a terminal if this takes more than a few seconds."""
+    return tqdm(items, what, unit=unit, delay=3, leave=False, disable=None)
 
 
 def _dotted(path: tuple) -> str:
