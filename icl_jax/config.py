@@ -19,6 +19,10 @@ class ConfigError(ValueError):
     """A config that cannot work; the message names every wrong field, what it holds and the fix."""
 
 
+class StageError(RuntimeError):
+    """A stage that found what must not be; the run stops with this message."""
+
+
 @dataclasses.dataclass(unsafe_hash=True)
 class TransformerConfig:
     """What GPT and RoBERTa have in common. Hashable, for a model keeps a copy as static data."""
@@ -62,11 +66,13 @@ class RobertaConfig(TransformerConfig):
     token_types: int = 1  # rows of the token type embedding (RoBERTa 1, BERT 2)
     pad_token_id: int = 1  # its embedding starts at zero
     position_offset: int = 2  # position row of a group's first token; RoBERTa: pad_token_id + 1
+    head_activation: str = "gelu"  # of the MLM head: RoBERTa's is gelu, BERT's that of the layers
     mlm_head: bool = True  # False: an encoder without output head (hidden states only)
     pooler: bool = False  # BERT's tanh layer on the first token, kept for the round trip
 
     def problems(self) -> list[str]:
         found = _transformer_problems(self)
+        _require_choice(found, "head_activation", self.head_activation, ACTIVATIONS)
         if self.token_types < 1:
             found.append(f"token_types must be at least 1, got {self.token_types}")
         if self.position_offset < 0:
@@ -155,6 +161,8 @@ class ExperimentConfig:
     def problems(self) -> list[str]:
         found = []
         _require_positive(found, self, "batch_size", "sequence_length")
+        if self.seed < 0:
+            found.append(f"seed must be at least 0, got {self.seed}")
         if self.sequence_length > self.model.context_length:
             found.append(
                 f"sequence_length {self.sequence_length} is longer than "
@@ -165,6 +173,8 @@ class ExperimentConfig:
 
 def validate(config: object) -> None:
     """Raises one ConfigError that lists everything wrong with `config` and what is nested in it."""
+    if not dataclasses.is_dataclass(config):
+        raise ConfigError(f"expected a config of icl_jax.config, got {config!r}")
     found = _type_problems(config, "")
     if not found:  # the other checks compute with the values
         found = _nested_problems(config, "")

@@ -6,6 +6,7 @@ python -m icl_jax.main --config=configs/NAME.py [--config.FIELD=value ...] --wor
 from collections.abc import Callable, Sequence
 import dataclasses
 import difflib
+import functools
 import logging
 from pathlib import Path
 import runpy
@@ -15,7 +16,7 @@ import typing
 from absl import app, flags
 from ml_collections import config_flags
 
-from icl_jax.config import ConfigError, ExperimentConfig, validate
+from icl_jax.config import ConfigError, ExperimentConfig, StageError, validate
 
 
 def _check(config: ExperimentConfig, workdir) -> None:
@@ -57,7 +58,7 @@ def main(argv: Sequence[str]) -> None:
         for name in STAGES:
             if name in stages:
                 STAGES[name](config, epath.Path(_WORKDIR.value))
-    except ConfigError as error:
+    except (ConfigError, StageError) as error:
         _stop(str(error))
 
 
@@ -78,17 +79,18 @@ def _parse(argv: Sequence[str]) -> list[str]:
         overrides = [arg for arg in argv if arg.startswith("--config.")]
         if file is not None and overrides:
             config = runpy.run_path(file)["get_config"]()
-            explained = (_explain_override(arg, config) for arg in overrides)
-            _stop(next(filter(None, explained), str(error)))
+            explain = (_explain_field, _explain_value)  # all names first, then the values
+            found = filter(None, (step(arg, config) for step in explain for arg in overrides))
+            _stop(next(found, str(error)))
         if isinstance(error, flags.Error):
             _stop(str(error))
         raise  # from inside the config file: its author needs the place
 
 
-def _explain_override(arg: str, config: ExperimentConfig) -> str | None:
-    """What is wrong with --config.FIELD=value; None: nothing."""
-    path, _, value = arg.removeprefix("--config.").partition("=")
-    holder, done, expected = config, ["config"], None
+def _explain_field(arg: str, config: ExperimentConfig) -> str | None:
+    """What is wrong with the name in --config.FIELD=value; None: nothing."""
+    path = arg.removeprefix("--config.").partition("=")[0]
+    holder, done = config, ["config"]
     for part in path.split("."):
         fields = dataclasses.fields(holder) if dataclasses.is_dataclass(holder) else []
         names = [field.name for field in fields]
@@ -96,16 +98,25 @@ def _explain_override(arg: str, config: ExperimentConfig) -> str | None:
             close = difflib.get_close_matches(part, names, 1)
             hint = f"did you mean '{close[0]}'?" if close else f"there are: {', '.join(names)}"
             return f"--config.{path}: {'.'.join(done)} has no field '{part}'; {hint}"
-        expected = typing.get_type_hints(type(holder))[part]
         holder = getattr(holder, part)
         done.append(part)
     if dataclasses.is_dataclass(holder):
         return f"--config.{path} has fields of its own: set --config.{path}.FIELD=value"
-    options = [o for o in typing.get_args(expected) or (expected,) if o is not type(None)]
-    if not any(_parses_as(value, option) for option in options):
-        names = " or ".join(option.__name__ for option in options)
-        return f"--config.{path} must be {names}, got '{value}'"
     return None
+
+
+def _explain_value(arg: str, config: ExperimentConfig) -> str | None:
+    """What is wrong with the value in --config.FIELD=value; None: nothing."""
+    path, equals, value = arg.removeprefix("--config.").partition("=")
+    *parents, name = path.split(".")
+    holder = functools.reduce(getattr, parents, config)
+    expected = typing.get_type_hints(type(holder))[name]
+    options = [o for o in typing.get_args(expected) or (expected,) if o is not type(None)]
+    if not equals or any(_parses_as(value, option) for option in options):
+        return None
+    names = " or ".join(option.__name__ for option in options)
+    hint = "; None can be set in the config file only" if value == "None" else ""
+    return f"--config.{path} must be {names}, got '{value}'{hint}"
 
 
 def _parses_as(value: str, expected: type) -> bool:

@@ -4,6 +4,7 @@ Models name logical axes only; which devices hold what is decided here and nowhe
 """
 
 from collections.abc import Sequence
+import contextlib
 
 from flax import nnx
 import jax
@@ -71,7 +72,22 @@ def constrain(x: jax.Array, *logical_axes: str | None) -> jax.Array:
     mesh = jax.sharding.get_abstract_mesh()
     if mesh.empty:
         return x
+    if any(kind != AxisType.Auto for kind in mesh.axis_types):
+        raise ConfigError(
+            f"the mesh that is set has axes of types {mesh.axis_types}, expected Auto; "
+            "make it with icl_jax.sharding.make_mesh"
+        )
     return jax.lax.with_sharding_constraint(x, spec(logical_axes, x.shape, mesh))
+
+
+def use_mesh_of(model: nnx.Module):
+    """A context in which `constrain` knows the mesh that the model lies on, if none is set."""
+    array = jax.tree.leaves(nnx.state(model))[0]
+    if not isinstance(array, jax.Array) or isinstance(array, jax.core.Tracer):
+        return contextlib.nullcontext()
+    if not isinstance(array.sharding, NamedSharding) or not jax.sharding.get_abstract_mesh().empty:
+        return contextlib.nullcontext()
+    return jax.sharding.use_abstract_mesh(array.sharding.mesh.abstract_mesh)
 
 
 def variable_axes(variable: nnx.Variable) -> tuple[str | None, ...]:

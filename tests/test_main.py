@@ -1,6 +1,7 @@
 """The command line: overrides reach the stages, and a wrong one stops the run in one line."""
 
 import json
+import os
 from pathlib import Path
 import subprocess
 import sys
@@ -12,8 +13,10 @@ TINY = "--config=configs/tiny.py"
 
 
 def run(*args, module="icl_jax.main"):
+    """As a user runs it: with the compiler's own settings, not those of the tests."""
     command = [sys.executable, "-m", module, *map(str, args)]
-    return subprocess.run(command, capture_output=True, text=True, cwd=ROOT)
+    env = {name: value for name, value in os.environ.items() if name != "XLA_FLAGS"}
+    return subprocess.run(command, capture_output=True, text=True, cwd=ROOT, env=env)
 
 
 def test_help_names_the_flags():
@@ -37,6 +40,11 @@ def test_help_names_the_flags():
         ("--config.nope.x=1", "--config.nope.x: config has no field 'nope'; there are: seed,"),
         ("--config.model=3", "--config.model has fields of its own"),
         ("--config.batch_size=0", "batch_size must be at least 1, got 0"),
+        (
+            "--config.model.head_dim=None",
+            "--config.model.head_dim must be int, got 'None'; None can",
+        ),
+        ("--config.sequence_length=1", "two groups need a sequence_length of at least 2, got 1"),
         ("--config=configs/none.py", "config file 'configs/none.py' does not exist"),
         ("--stages=bake", "unknown stage 'bake' in --stages; there are: check"),
         ("--workdirs=x", "Unknown command line flag 'workdirs'. Did you mean: workdir ?"),
@@ -49,6 +57,13 @@ def test_a_wrong_flag_stops_the_run_in_one_readable_line(tmp_path, flag, message
     assert stopped.stderr.startswith("error: " + message)
     assert stopped.stderr.count("\n") == 1, stopped.stderr
     assert not (tmp_path / "run").exists()
+
+
+def test_an_unknown_field_is_blamed_before_a_value():
+    stopped = run(
+        TINY, "--workdir=x", "--config.model.scan_layers", "--config.seed=a", "--config.b=1"
+    )
+    assert stopped.stderr.startswith("error: --config.b: config has no field 'b'")
 
 
 @pytest.mark.parametrize(("args", "missing"), [([], "--config=FILE"), ([TINY], "--workdir=DIR")])

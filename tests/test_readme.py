@@ -30,8 +30,10 @@ def test_ci_calls_the_test_command_of_the_readme():
 
 def test_every_file_that_the_readme_names_exists():
     named = re.findall(r"\]\((?!http)([^)]+)\)", README)
-    named += re.findall(r"--config=(\S+\.py)|python (benchmarks/\S+?\.py)", README)[0]
-    for path in filter(None, named):
+    named += re.findall(r"--config=(\S+\.py)", README)
+    named += re.findall(r"python (benchmarks/\S+?\.py)", README)
+    assert "benchmarks/forward_latency.py" in named and "configs/tiny.py" in named
+    for path in named:
         assert (ROOT / path).exists(), path
 
 

@@ -1,5 +1,8 @@
 """The networks. `create` makes one on its shards; `huggingface.load` reads a published one."""
 
+import dataclasses
+import functools
+
 from flax import nnx
 import jax
 from jax.sharding import Mesh
@@ -21,13 +24,22 @@ MODELS: dict[type, type[Model]] = {
 
 def create(config: ModelConfig, seed: int = 0, mesh: Mesh | None = None) -> Model:
     """A freshly initialised model; with a mesh, every parameter is made on its own shard."""
+    validate(config)
+    mesh = None if mesh is None else with_auto_axes(mesh)
+    graphdef, init = _initializer(dataclasses.replace(config), mesh)
+    return nnx.merge(graphdef, init(seed))
+
+
+@functools.lru_cache(maxsize=8)  # another seed does not compile again
+def _initializer(config: ModelConfig, mesh: Mesh | None):
     graphdef, shapes = abstract(config)
-    shardings = None if mesh is None else state_shardings(shapes, with_auto_axes(mesh))
 
-    def init() -> nnx.State:
-        return nnx.state(MODELS[type(config)](config, rngs=nnx.Rngs(params=seed)))
+    def init(seed: jax.Array) -> nnx.State:
+        rngs = nnx.Rngs(params=jax.random.key(seed))
+        return nnx.state(MODELS[type(config)](config, rngs=rngs))
 
-    return nnx.merge(graphdef, jax.jit(init, out_shardings=shardings)())
+    shardings = None if mesh is None else state_shardings(shapes, mesh)
+    return graphdef, jax.jit(init, out_shardings=shardings)
 
 
 def abstract(config: ModelConfig) -> tuple[nnx.GraphDef, nnx.State]:

@@ -25,16 +25,24 @@ class Place(NamedTuple):
         return Place(self.index_T[start:stop], self.position_BT[:, start:stop], group)
 
 
-def locate(length: int, group_BT: jax.Array | None) -> Place:
-    """The places of a row of tokens; `group_BT` has a positive id per group, 0 for padding."""
+def locate(length: int, group_BT: jax.Array | None, uncounted_BT: jax.Array | None = None) -> Place:
+    """The places of a row of tokens; `group_BT` has a positive id per group, 0 for padding.
+
+    Uncounted tokens take no position in their group: they stand at -1.
+    """
     index_T = jnp.arange(length)
-    if group_BT is None:
+    if group_BT is not None:
+        # A padding token is a group of its own, so nothing ever sees it and it sees nothing.
+        group_BT = jnp.where(group_BT <= 0, -1 - index_T[None], group_BT)
+    if group_BT is None and uncounted_BT is None:
         return Place(index_T, index_T[None], None)
-    # A padding token is a group of its own, so nothing ever sees it and it sees nothing.
-    group_BT = jnp.where(group_BT == 0, -1 - index_T[None], group_BT)
-    same_BTT = group_BT[:, :, None] == group_BT[:, None, :]
-    earlier_TT = index_T[None, :] < index_T[:, None]
-    return Place(index_T, jnp.sum(same_BTT & earlier_TT, axis=-1), group_BT)
+    earlier_BTT = (index_T[None, :] < index_T[:, None])[None]
+    if group_BT is not None:
+        earlier_BTT = earlier_BTT & (group_BT[:, :, None] == group_BT[:, None, :])
+    if uncounted_BT is None:
+        return Place(index_T, jnp.sum(earlier_BTT, axis=-1), group_BT)
+    position_BT = jnp.sum(earlier_BTT & ~uncounted_BT[:, None, :], axis=-1)
+    return Place(index_T, jnp.where(uncounted_BT, -1, position_BT), group_BT)
 
 
 def visible(query: Place, key: Place, causal: bool) -> jax.Array | None:

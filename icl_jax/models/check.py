@@ -1,6 +1,6 @@
 """Does this model work on these devices? The stage to run before a long job.
 
-It creates the model on its mesh, tries the contracts of the forward pass, and times it.
+It creates the model on its mesh, tries the contracts of its hidden states, and times them.
 """
 
 import dataclasses
@@ -13,36 +13,39 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from icl_jax.config import ExperimentConfig, LinearAttentionConfig, MeshConfig
+from icl_jax.config import (
+    ConfigError,
+    ExperimentConfig,
+    LinearAttentionConfig,
+    MeshConfig,
+    StageError,
+)
 from icl_jax.models import create
 from icl_jax.models.summary import parameter_table
-from icl_jax.sharding import make_mesh
+from icl_jax.sharding import make_mesh, use_mesh_of
 
+ROWS = 8  # per part of the batch: enough to see, and fits where one training batch does not
 ROUNDS = 5
-TOLERANCE = 1e-4  # of the largest logit, float32; bfloat16 rounds to 3 digits
-
-
-class CheckError(RuntimeError):
-    """The model does not do on these devices what it must."""
+TOLERANCE = 1e-4  # of the largest hidden state, float32; bfloat16 rounds to 3 digits
 
 
 def check(config: ExperimentConfig, workdir: epath.Path) -> dict:
     """Prints the parameter table and what was found; writes `check.json`; raises on a failure."""
     mesh = make_mesh(config.mesh)
+    tokens, group = _random_rows(config, rows=ROWS * mesh.shape["data"] * mesh.shape["fsdp"])
     kind = jax.devices()[0].device_kind
     shape = " x ".join(f"{axis} {size}" for axis, size in mesh.shape.items())
     print(f"{mesh.size} device(s) of kind {kind}, mesh {shape}\n")
     print(parameter_table(config.model, mesh), "\n")
-    tokens, group = _random_rows(config)
-    with jax.set_mesh(mesh):
-        model = create(config.model, config.seed, mesh)
-        results = {
-            "device_kind": kind,
-            "mesh": dict(mesh.shape),
-            **_check_groups(model, tokens, group),
-            "sharded_vs_one_device": _compare_with_one_device(config, mesh, tokens, group),
-            **_time(model, tokens, group),
-        }
+    model = create(config.model, config.seed, mesh)
+    results = {
+        "device_kind": kind,
+        "mesh": dict(mesh.shape),
+        "rows_x_tokens": list(group.shape),
+        **_check_groups(model, tokens, group),
+        "sharded_vs_one_device": _compare_with_one_device(config, mesh, tokens, group),
+        **_time(model, tokens, group),
+    }
     for name, value in results.items():
         print(f"{name:36s} {value}")
     workdir.mkdir(parents=True, exist_ok=True)
@@ -54,68 +57,62 @@ def check(config: ExperimentConfig, workdir: epath.Path) -> dict:
     return results
 
 
-def _random_rows(config: ExperimentConfig) -> tuple[np.ndarray, np.ndarray]:
-    """Rows of two groups and some padding."""
-    shape = (config.batch_size, config.sequence_length)
-    model, rng = config.model, np.random.default_rng(config.seed)
-    index = np.arange(shape[1])
-    group = np.where(index < shape[1] // 2, 1, np.where(index < shape[1] * 7 // 8, 2, 0))
+def _random_rows(config: ExperimentConfig, rows: int) -> tuple[np.ndarray, np.ndarray]:
+    """Tokens (or raw inputs) and groups: half a row, most of the rest, and some padding."""
+    length, model, rng = config.sequence_length, config.model, np.random.default_rng(config.seed)
+    if length < 2:
+        raise ConfigError(f"two groups need a sequence_length of at least 2, got {length}")
+    index, shape = np.arange(length), (min(rows, config.batch_size), length)
+    group = np.where(index < length // 2, 1, np.where(index < max(2, length * 7 // 8), 2, 0))
     group = np.broadcast_to(group, shape).astype(np.int32)
     if isinstance(model, LinearAttentionConfig) and model.embedding == "convolution":
-        raw = rng.normal(size=(shape[0], shape[1] * model.kernel_size, model.input_dim))
+        raw = rng.normal(size=(shape[0], length * model.kernel_size, model.input_dim))
         return raw.astype(np.float32), group
     return rng.integers(0, model.vocab_size, shape, dtype=np.int32), group
 
 
-@jax.jit
-def _forward(model, tokens, group):
-    return model(tokens, group)
-
-
-@jax.jit
-def _forward_and_backward(model, tokens, group):
-    graphdef, params = nnx.split(model)
-
-    def loss(params):
-        return jnp.mean(jnp.square(nnx.merge(graphdef, params)(tokens, group)))
-
-    return jax.value_and_grad(loss)(params)
-
-
 def _check_groups(model, tokens, group) -> dict:
     """A changed first half must move the first group and, exactly, nothing else."""
-    changed = tokens.copy()
-    changed[:, : tokens.shape[1] // 2] = changed[::-1, : tokens.shape[1] // 2][:, ::-1]
-    before, after = _forward(model, tokens, group), _forward(model, changed, group)
-    moved = np.asarray(jnp.max(jnp.abs(after - before), axis=(0, 2)))
-    if not np.isfinite(np.asarray(before)).all():
-        raise CheckError("logits are not finite")
-    inside, outside = moved[group[0] == 1].max(), moved[group[0] != 1].max(initial=0.0)
+    changed, half = tokens.copy(), tokens.shape[1] // 2
+    if np.issubdtype(tokens.dtype, np.integer):
+        changed[:, :half] = (changed[:, :half] + 1) % model.config.vocab_size
+    else:
+        changed[:, :half] += 1
+    before, after = model.hidden(tokens, group), model.hidden(changed, group)
+    if not bool(jnp.isfinite(before).all()):
+        raise StageError("the hidden states are not finite")
+    moved_T = np.asarray(jnp.max(jnp.abs(after - before), axis=(0, 2)), np.float32)
+    inside, outside = moved_T[group[0] == 1].max(), moved_T[group[0] != 1].max()
     if inside == 0 or outside != 0:
-        raise CheckError(
+        raise StageError(
             f"a change in a group must move that group only: {inside} inside, {outside} outside"
         )
     return {"moved_inside_changed_group": float(inside), "moved_outside": float(outside)}
 
 
 def _compare_with_one_device(config: ExperimentConfig, mesh, tokens, group) -> float:
-    """The largest difference of logits relative to the largest; two layers fit on any device."""
+    """The largest difference of hidden states relative to the largest, over two layers."""
     shallow = dataclasses.replace(config.model, num_layers=min(2, config.model.num_layers))
-    ours = np.asarray(_forward(create(shallow, config.seed, mesh), tokens, group))
     one = make_mesh(MeshConfig(1, 1, 1), jax.local_devices()[:1])
-    with jax.set_mesh(one):
-        theirs = np.asarray(_forward(create(shallow, config.seed, one), tokens, group))
+    ours, theirs = (
+        np.asarray(create(shallow, config.seed, where).hidden(tokens, group), np.float32)
+        for where in (mesh, one)
+    )
     difference = float(np.abs(ours - theirs).max() / np.abs(theirs).max())
     limit = TOLERANCE if config.model.dtype == "float32" else 100 * TOLERANCE
     if not difference <= limit:
-        raise CheckError(
-            f"sharded and one-device logits differ by {difference}, expected <= {limit}"
-        )
+        raise StageError(f"sharded and one-device states differ by {difference}, limit {limit}")
     return difference
 
 
 def _time(model, tokens, group) -> dict:
     """Median seconds over a few rounds, the first (compiling) one apart."""
+    graphdef, params = nnx.split(model)
+
+    def loss(params):
+        return jnp.mean(jnp.square(nnx.merge(graphdef, params).hidden(tokens, group)))
+
+    gradient = jax.jit(jax.value_and_grad(loss))
 
     def seconds(run) -> float:
         jax.block_until_ready(run())
@@ -126,8 +123,9 @@ def _time(model, tokens, group) -> dict:
             rounds.append(time.perf_counter() - start)
         return float(np.median(rounds))
 
-    forward = seconds(lambda: _forward(model, tokens, group))
-    both = seconds(lambda: _forward_and_backward(model, tokens, group))
+    forward = seconds(lambda: model.hidden(tokens, group))
+    with use_mesh_of(model):
+        both = seconds(lambda: gradient(params))
     return {
         "forward_seconds": round(forward, 5),
         "forward_and_backward_seconds": round(both, 5),

@@ -22,7 +22,7 @@ from icl_jax.models.layers import (
     split_key,
     untied_head,
 )  # fmt: skip
-from icl_jax.sharding import constrain
+from icl_jax.sharding import constrain, use_mesh_of
 
 STDDEV = 0.02  # Radford et al. 2019
 
@@ -43,11 +43,13 @@ class GPT(nnx.Module):
 
     def __call__(self, tokens, group=None, *, dropout_key: jax.Array | None = None) -> jax.Array:
         """Float32 logits (batch, time, vocabulary). `group` (batch, time): 0 is padding."""
-        return self._forward(*self._check(tokens, group), dropout_key)
+        with use_mesh_of(self):
+            return self._forward(*self._check(tokens, group), dropout_key)
 
     def hidden(self, tokens, group=None, *, dropout_key: jax.Array | None = None) -> jax.Array:
         """The last hidden states (batch, time, embed), after the final norm."""
-        return self._encode(*self._check(tokens, group), dropout_key)
+        with use_mesh_of(self):
+            return self._encode(*self._check(tokens, group), dropout_key)
 
     def logits(self, hidden_BTD: jax.Array) -> jax.Array:
         """The output head: float32 logits of hidden states."""

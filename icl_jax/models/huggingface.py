@@ -30,6 +30,9 @@ from icl_jax.models.huggingface_format import Tensor
 from icl_jax.sharding import variable_sharding, with_auto_axes
 
 MAX_FILE_BYTES = 2 * 10**9  # a larger model is written as several files with an index
+OVERRIDES = (
+    "dtype", "scan_layers", "remat", "embedding_dropout", "attention_dropout", "residual_dropout",
+)  # fmt: skip
 _PICKLED = (".bin", ".pt", ".pth", ".ckpt", ".pkl")
 
 
@@ -38,10 +41,13 @@ class FolderError(ValueError):
 
 
 def load(folder: str | os.PathLike, mesh: Mesh | None = None, **overrides) -> GPT | Roberta:
-    """The model in a local folder, on the shards of `mesh`; `overrides` replace config fields.
+    """The model in a local folder, on the shards of `mesh`.
 
-    Overrides are for fields that keep the weights: dtype, scan_layers, remat, the dropouts.
+    `overrides` set how it runs, not what it is: dtype, scan_layers, remat, and the dropouts.
     """
+    wrong = [name for name in overrides if name not in OVERRIDES]
+    if wrong:
+        raise ValueError(f"load can override {', '.join(OVERRIDES)}, got {', '.join(wrong)}")
     files = TensorFiles(Path(folder))
     try:
         config = formats.read_config(files.config, set(files.names))
@@ -64,6 +70,8 @@ def load(folder: str | os.PathLike, mesh: Mesh | None = None, **overrides) -> GP
 
 def save(model: GPT | Roberta, folder: str | os.PathLike, max_file_bytes: int = MAX_FILE_BYTES):
     """Writes the model into a folder without a model in it; config.json comes last."""
+    if "://" in str(folder):
+        raise FolderError(f"{folder}: expected a local folder; copy it from there afterwards")
     folder = Path(folder)
     fields = formats.write_config(model.config)
     held = [*folder.glob("config.json"), *folder.glob("*.safetensors*")]
@@ -71,6 +79,7 @@ def save(model: GPT | Roberta, folder: str | os.PathLike, max_file_bytes: int = 
         raise FolderError(
             f"{folder} already holds a model ({held[0].name}); delete it or choose another folder"
         )
+    multihost_utils.sync_global_devices("icl_jax: every process has seen the empty folder")
     plan = _plan_files(model.config, max_file_bytes)
     writer = jax.process_index() == 0
     if writer:
@@ -81,17 +90,11 @@ def save(model: GPT | Roberta, folder: str | os.PathLike, max_file_bytes: int = 
         if writer:
             with _beside(folder / file) as partial:
                 safetensors.numpy.save_file(tensors, partial, metadata={"format": "pt"})
-    if not writer:
-        return
-    if len(plan) > 1:
-        weight_map = {name: file for file, names in plan.items() for name in names}
-        sizes = [
-            4 * int(np.prod(parts[0].stored_shape))
-            for names in plan.values() for parts, _ in names.values()
-        ]  # fmt: skip
-        index = {"metadata": {"total_size": sum(sizes)}, "weight_map": weight_map}
-        _write_json(folder / "model.safetensors.index.json", index)
-    _write_json(folder / "config.json", fields)
+    if writer:
+        if len(plan) > 1:
+            _write_json(folder / "model.safetensors.index.json", _index(plan))
+        _write_json(folder / "config.json", fields)
+    multihost_utils.sync_global_devices("icl_jax: the folder is written")
 
 
 class TensorFiles:
@@ -139,6 +142,8 @@ class TensorFiles:
                     f"{name} has the wrong shape: expected {shape}, got {self._shape(name)}"
                 )
         seconds = formats.second_names(config)
+        for name in seconds.keys() & self.names.keys():
+            problems += self._compare(name, seconds[name], config.tie_head)
         for name in self.names.keys() - expected.keys() - seconds.keys():
             reason = [why for end, why in formats.LEFT_OUT.items() if name.endswith(end)]
             if reason:
@@ -155,6 +160,19 @@ class TensorFiles:
                 f"({self.config['model_type']}):\n  {shown}{more}"
             )
         return {tensor.ours: tensor for tensor in tensors}
+
+    def _compare(self, second: str, first: str, tied: bool) -> list[str]:
+        """A tensor stored under two names must be one, unless the second is not used."""
+        if (
+            not tied
+            or first not in self.names
+            or np.array_equal(self._get(second), self._get(first))
+        ):
+            return []
+        return [
+            f"{second} differs from {first}, but config.json ties them; "
+            "if the head is one of its own, set tie_word_embeddings to false there"
+        ]
 
     def read(self, tensor: Tensor, layers: list[int] | None, shape, sharding) -> jax.Array:
         """One parameter; `layers` are the layers that it stacks, or None if it stacks none."""
@@ -183,12 +201,15 @@ class TensorFiles:
         return array.block_until_ready()  # before the next one is read: only one is here twice
 
     def _read_layer(self, tensor: Tensor, layer: int | None, shape: tuple[int, ...]) -> np.ndarray:
-        path, stored = self.names[tensor.theirs.format(layer=layer)]
-        x = self._handles[path].get_tensor(stored)
+        x = self._get(tensor.theirs.format(layer=layer))
         if tensor.part is not None:
             width = tensor.shape[-1]
             x = x[..., tensor.part * width : (tensor.part + 1) * width]
         return (x.T if tensor.transposed else x).reshape(shape).astype(np.float32, copy=False)
+
+    def _get(self, name: str) -> np.ndarray:
+        path, stored = self.names[name]
+        return self._handles[path].get_tensor(stored)
 
     def _shape(self, name: str) -> tuple[int, ...]:
         path, stored = self.names[name]
@@ -196,7 +217,7 @@ class TensorFiles:
 
     def _find_files(self) -> list[Path]:
         index = self.folder / "model.safetensors.index.json"
-        if index.exists():
+        if index.exists() and not (self.folder / "model.safetensors").exists():
             weight_map = self._read_json(index.name).get("weight_map")
             if not isinstance(weight_map, dict):
                 raise FolderError(f"{index} has no weight_map; download the folder again")
@@ -277,6 +298,15 @@ def _plan_files(
     }
 
 
+def _index(plan: dict) -> dict:
+    """What model.safetensors.index.json says of the files."""
+    parts = [parts for names in plan.values() for parts, _ in names.values()]
+    return {
+        "metadata": {"total_size": sum(4 * int(np.prod(p[0].stored_shape)) for p in parts)},
+        "weight_map": {name: file for file, names in plan.items() for name in names},
+    }
+
+
 def _gather(params: dict, parts: list[Tensor], layer: int | None) -> np.ndarray:
     """One tensor of a folder on the host, in their layout."""
     laid_out = []
@@ -287,10 +317,10 @@ def _gather(params: dict, parts: list[Tensor], layer: int | None) -> np.ndarray:
             value = params[tensor.ours][...][layer]
         else:
             value = params[tensor.ours.replace("blocks.", f"blocks.{layer}.", 1)][...]
-        if not value.is_fully_addressable:
+        if isinstance(value, jax.Array) and not value.is_fully_addressable:
             value = multihost_utils.process_allgather(value, tiled=True)
         shape = tensor.shape[::-1] if tensor.transposed else tensor.shape
-        value = np.asarray(value).reshape(shape)
+        value = np.asarray(value, np.float32).reshape(shape)
         laid_out.append(value.T if tensor.transposed else value)
     whole = laid_out[0] if len(laid_out) == 1 else np.concatenate(laid_out, axis=-1)
     return np.ascontiguousarray(whole)  # safetensors writes the buffer as it lies

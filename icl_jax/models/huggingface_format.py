@@ -59,15 +59,14 @@ class Tensor:
 
 def read_config(fields: dict, tensor_names: set[str]) -> GPTConfig | RobertaConfig:
     """Our config for the fields of a config.json; the tensors tell which heads are there."""
-    kind = fields.get("model_type")
-    if kind not in MODEL_TYPES:
-        raise ValueError(
-            f"model type '{kind}' is not supported; expected one of {', '.join(MODEL_TYPES)}"
-        )
+    kind = fields["model_type"]
     for name, value in _REQUIRED[kind].items():
         if fields.get(name, value) != value:
             raise ValueError(f"{kind} with {name}={fields[name]} is not supported, only {value}")
-    activation = fields.get("activation_function" if kind == "gpt2" else "hidden_act", "gelu")
+    field, default = (
+        ("activation_function", "gelu_new") if kind == "gpt2" else ("hidden_act", "gelu")
+    )
+    activation = fields.get(field, default)
     if activation not in _ACTIVATIONS:
         raise ValueError(
             f"activation '{activation}' is not supported; expected one of {', '.join(_ACTIVATIONS)}"
@@ -100,9 +99,9 @@ def _read_gpt(fields: dict, tensor_names: set[str], **common) -> GPTConfig:
 
 def _read_encoder(fields: dict, tensor_names: set[str], **common) -> RobertaConfig:
     kind = fields["model_type"]
-    pad = fields.get("pad_token_id", 1 if kind == "roberta" else 0)
+    pad = fields.get("pad_token_id")
+    pad = pad if pad is not None else {"roberta": 1, "bert": 0}[kind]
     offset = pad + 1 if kind == "roberta" else 0
-    architecture = " ".join(fields.get("architectures") or [])
     return RobertaConfig(
         vocab_size=fields["vocab_size"],
         context_length=fields["max_position_embeddings"] - offset,
@@ -117,9 +116,8 @@ def _read_encoder(fields: dict, tensor_names: set[str], **common) -> RobertaConf
         token_types=fields.get("type_vocab_size", 2),
         pad_token_id=pad,
         position_offset=offset,
-        mlm_head="MaskedLM" in architecture
-        or "PreTraining" in architecture
-        or any(name.startswith(HEADS[kind]) for name in tensor_names),
+        head_activation="gelu" if kind == "roberta" else common["activation"],
+        mlm_head=any(name.startswith(HEADS[kind]) for name in tensor_names),
         pooler=any("pooler.dense." in name for name in tensor_names),
         **common,
     )
@@ -173,6 +171,12 @@ def _write_encoder(config: RobertaConfig, kind: str) -> dict:
         raise ValueError(
             f"Hugging Face's {kind} has one hidden_dropout_prob, got embedding_dropout "
             f"{config.embedding_dropout} and residual_dropout {config.residual_dropout}"
+        )
+    head_activation = "gelu" if kind == "roberta" else config.activation
+    if config.mlm_head and config.head_activation != head_activation:
+        raise ValueError(
+            f"the MLM head of Hugging Face's {kind} has activation {head_activation}, "
+            f"got head_activation {config.head_activation}"
         )
     name = {"roberta": "Roberta", "bert": "Bert"}[kind]
     return {

@@ -40,8 +40,11 @@ def check_group(group, shape: tuple[int, int], limit: int | None):
     _check_integers("group", group, shape)
     if _values_known(group):
         rows = np.asarray(group)
-        if rows.min(initial=0) < 0:
-            raise ValueError(f"group ids must be 1 or more, or 0 for padding, got {rows.min()}")
+        wrong = rows[(rows < 0) | (rows > np.iinfo(np.int32).max)]
+        if wrong.size:
+            raise ValueError(
+                f"group ids must be 1 to {np.iinfo(np.int32).max}, or 0 for padding, got {wrong[0]}"
+            )
         for row in rows if limit is not None and length > limit else ():
             ids, counts = np.unique(row[row > 0], return_counts=True)
             if counts.max(initial=0) > limit:
@@ -66,8 +69,7 @@ def check_sentences(sentence, association, shape: tuple[int, int, int]):
     if sentence is None or association is None:
         raise ValueError("sentence association needs both `sentence` and `association`")
     _check_integers("sentence", sentence, shape[:2])
-    if _values_known(sentence) and not np.isin(np.asarray(sentence), (1, 2)).all():
-        raise ValueError("sentence must hold 1 (first) and 2 (second) only")
+    _check_range("sentence marks", sentence, 3, "1 is the first, 2 the second, 0 neither")
     association = jnp.asarray(association, jnp.float32)
     if association.shape != (2, shape[2]):
         raise ValueError(f"association must be (2, {shape[2]}): a and b, got {association.shape}")
@@ -75,9 +77,12 @@ def check_sentences(sentence, association, shape: tuple[int, int, int]):
 
 
 def _check_integers(name: str, ids, shape: tuple[int, ...] | None = None) -> None:
-    if not hasattr(ids, "dtype") or not jnp.issubdtype(ids.dtype, jnp.integer) or ids.ndim != 2:
-        got = f"{ids.dtype} {ids.shape}" if hasattr(ids, "dtype") else type(ids).__name__
-        raise ValueError(f"{name} must be an integer array (batch, time), got {got}")
+    if not isinstance(ids, np.ndarray | jax.Array):
+        raise ValueError(f"{name} must be a NumPy or JAX array, got {type(ids).__name__}")
+    if not jnp.issubdtype(ids.dtype, jnp.integer) or ids.ndim != 2 or ids.size == 0:
+        raise ValueError(
+            f"{name} must be an integer array (batch, time), got {ids.dtype} {ids.shape}"
+        )
     if shape is not None and ids.shape != tuple(shape):
         raise ValueError(
             f"{name} must have the shape of the tokens {tuple(shape)}, got {ids.shape}"

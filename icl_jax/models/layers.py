@@ -97,7 +97,8 @@ class Table(nnx.Module):
 
     def __call__(self, index_BT: jax.Array) -> jax.Array:
         rows = constrain(self.rows[...], self.axis, None)  # whole rows: a lookup cuts badly across
-        # An index outside the table gives NaN, never a neighbour's row.
+        # An index outside the table gives NaN, never another row; take would count from the end.
+        index_BT = jnp.where(index_BT < 0, rows.shape[0], index_BT)
         x = jnp.take(rows, index_BT, axis=0, mode="fill", fill_value=jnp.nan)
         return x if self.up is None else x @ self.up[...]
 

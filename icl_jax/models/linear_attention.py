@@ -21,7 +21,7 @@ from icl_jax.models.inputs import (
     position_limit,
 )
 from icl_jax.models.layers import Positions, Table, make_blocks, normal, run_blocks, untied_head
-from icl_jax.sharding import constrain
+from icl_jax.sharding import constrain, use_mesh_of
 
 
 class LinearAttention(nnx.Module):
@@ -42,15 +42,17 @@ class LinearAttention(nnx.Module):
 
     def __call__(self, tokens, group=None, *, sentence=None, association=None) -> jax.Array:
         """Float32 logits (batch, time, vocabulary): the vocabulary matrix times the last layer."""
-        return self._forward(*self._check(tokens, group, sentence, association))
+        with use_mesh_of(self):
+            return self._forward(*self._check(tokens, group, sentence, association))
 
     def hidden(self, tokens, group=None, *, sentence=None, association=None) -> jax.Array:
         """The last layer (batch, time, embed).
 
-        Sentence association (eq. 8): embeddings of tokens whose `sentence` (batch, time) is 1 are
-        multiplied by `association[0]` = a, those whose sentence is 2 by `association[1]` = b.
+        Sentence association (eq. 8): token embeddings are multiplied by `association[0]` = a where
+        `sentence` (batch, time) is 1, by `association[1]` = b where it is 2, by nothing where 0.
         """
-        return self._encode(*self._check(tokens, group, sentence, association))
+        with use_mesh_of(self):
+            return self._encode(*self._check(tokens, group, sentence, association))
 
     def logits(self, hidden_BTD: jax.Array) -> jax.Array:
         """Float32 logits of the last layer."""
@@ -76,7 +78,8 @@ class LinearAttention(nnx.Module):
     def _encode(self, inputs, group_BT, sentence_BT, association_2D) -> jax.Array:
         x_BTD = self.embedding(inputs)
         if sentence_BT is not None:
-            x_BTD = x_BTD * association_2D[sentence_BT - 1]
+            neither_1D = jnp.ones_like(association_2D[:1])
+            x_BTD = x_BTD * jnp.concatenate([neither_1D, association_2D])[sentence_BT]
         place = locate(x_BTD.shape[1], group_BT)
         x_BTD = self.positions(x_BTD, place).astype(self.config.dtype)
         x_BTD = constrain(x_BTD, "batch", None, None)

@@ -26,7 +26,7 @@ from icl_jax.models.layers import (
     split_key,
     untied_head,
 )  # fmt: skip
-from icl_jax.sharding import constrain
+from icl_jax.sharding import constrain, use_mesh_of
 
 STDDEV = 0.02  # Devlin et al. 2019, Liu et al. 2019
 
@@ -57,13 +57,15 @@ class Roberta(nnx.Module):
         self, tokens, group=None, *, token_types=None, dropout_key: jax.Array | None = None
     ) -> jax.Array:
         """Float32 logits (batch, time, vocabulary). `group` (batch, time): 0 is padding."""
-        return self._forward(*self._check(tokens, group, token_types), dropout_key)
+        with use_mesh_of(self):
+            return self._forward(*self._check(tokens, group, token_types), dropout_key)
 
     def hidden(
         self, tokens, group=None, *, token_types=None, dropout_key: jax.Array | None = None
     ) -> jax.Array:
         """The last hidden states (batch, time, embed). `token_types` (batch, time); None: all 0."""
-        return self._encode(*self._check(tokens, group, token_types), dropout_key)
+        with use_mesh_of(self):
+            return self._encode(*self._check(tokens, group, token_types), dropout_key)
 
     def logits(self, hidden_BTD: jax.Array) -> jax.Array:
         """The MLM head: float32 logits of hidden states."""
@@ -92,7 +94,10 @@ class Roberta(nnx.Module):
     @jax.jit
     def _encode(self, tokens_BT, group_BT, types_BT, dropout_key) -> jax.Array:
         config = self.config
-        place = locate(tokens_BT.shape[1], group_BT)
+        # The published RoBERTa counts positions over tokens other than its padding token.
+        padding_aware = config.position == "learned" and config.position_offset > 0
+        uncounted_BT = tokens_BT == config.pad_token_id if padding_aware else None
+        place = locate(tokens_BT.shape[1], group_BT, uncounted_BT)
         embedding_key, block_key = split_key(dropout_key, 2)
         x_BTD = self.token_embedding(tokens_BT) + self.token_types(types_BT)
         x_BTD = self.embedding_norm(self.positions(x_BTD, place))
@@ -123,7 +128,7 @@ class MLMHead(nnx.Module):
     """A dense layer, its norm, and the vocabulary (tied to the embedding or not) with a bias."""
 
     def __init__(self, config: RobertaConfig, *, rngs: nnx.Rngs):
-        self.dtype, self.activation = config.dtype, config.activation
+        self.dtype, self.activation = config.dtype, config.head_activation
         self.dense = square_dense(config, rngs)
         self.norm = LayerNorm(config.embed_dim, config.norm_epsilon)
         self.bias = constant(0.0, (config.vocab_size,), ("vocab",))

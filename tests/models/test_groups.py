@@ -3,13 +3,17 @@
 Proven by perturbation: change one token, and look at which outputs move.
 """
 
+import dataclasses
+
+from flax import nnx
 import jax
 import numpy as np
 import pytest
 
-from icl_jax.config import GPTConfig, LinearAttentionConfig, RobertaConfig
+from icl_jax.config import GPTConfig, LinearAttentionConfig, MeshConfig, RobertaConfig
 from icl_jax.models import MODELS
 from icl_jax.models.attention import locate
+from icl_jax.sharding import make_mesh, state_shardings
 from tests.models.small import make_model
 
 # Groups of several sizes, a group in two pieces, and padding inside, between and behind.
@@ -34,10 +38,14 @@ VARIANTS = {
     "roberta": RobertaConfig(**SMALL),
     "roberta scanned": RobertaConfig(**SMALL, scan_layers=True),
     "roberta bfloat16": RobertaConfig(**SMALL, dtype="bfloat16"),
+    "roberta sinusoidal": RobertaConfig(**SMALL, position="sinusoidal", remat="dots"),
     "roberta alibi": RobertaConfig(**SMALL, position="alibi"),
     "roberta rotary": RobertaConfig(**SMALL, position="rotary"),
     "bert": RobertaConfig(**SMALL, position_offset=0, pad_token_id=0, token_types=2),
     "analysed": LinearAttentionConfig(**SMALL),
+    "analysed scanned, bfloat16": LinearAttentionConfig(
+        **SMALL, scan_layers=True, dtype="bfloat16"
+    ),
     "analysed causal": LinearAttentionConfig(**SMALL, causal=True),
     "analysed with residual": LinearAttentionConfig(**SMALL, residual=True, position="learned"),
 }
@@ -58,6 +66,11 @@ def expected_to_move(group, row, place, causal):
     return moves
 
 
+def another(token, config):
+    """Another token; never RoBERTa's padding token, which takes no position."""
+    return token + 1 if token + 1 < config.vocab_size else 2
+
+
 CASES = [(name, 19) for name in VARIANTS]
 CASES += [(name, 3) for name in ("gpt", "gpt alibi", "roberta")]  # too short for causal blocks
 
@@ -71,12 +84,12 @@ def test_a_changed_token_moves_its_group_and_exactly_nothing_else(name, length):
         hidden = model.hidden(tokens, group)
         return hidden, model.logits(hidden)
 
-    tokens = np.random.default_rng(0).integers(0, config.vocab_size, group.shape)
+    tokens = np.random.default_rng(0).integers(2, config.vocab_size, group.shape)
     before = forward(tokens)
     for row in range(len(group)):
         for place in range(0, length, 1 if length < 9 else 3):
             changed = tokens.copy()
-            changed[row, place] = (changed[row, place] + 1) % config.vocab_size
+            changed[row, place] = another(changed[row, place], config)
             moves = expected_to_move(group, row, place, is_causal(config))
             for old, new in zip(before, forward(changed), strict=True):
                 moved = np.asarray(old != new).any(axis=-1)
@@ -95,6 +108,33 @@ def test_a_changed_raw_input_of_a_convolution_moves_its_group_only():
         changed[1, place] += 1
         moved = np.asarray(before != model(changed, GROUPS)).any(axis=-1)
         np.testing.assert_array_equal(moved, expected_to_move(GROUPS, 1, place // 2, False))
+
+
+@pytest.mark.parametrize("name", ["gpt", "roberta", "analysed"])
+def test_groups_stay_apart_on_a_mesh(name):
+    config = dataclasses.replace(VARIANTS[name], embed_dim=16, num_heads=4)
+    graphdef, params = nnx.split(make_model(config))
+    mesh = make_mesh(MeshConfig(data=2, fsdp=2, tensor=2))
+    model = nnx.merge(graphdef, jax.device_put(params, state_shardings(params, mesh)))
+    group = GROUPS[[0, 1, 2, 0]]
+    tokens = np.random.default_rng(0).integers(2, config.vocab_size, group.shape)
+    before = model.hidden(tokens, group)
+    assert before.sharding.shard_shape(before.shape)[0] == 1
+    for row, place in [(0, 5), (1, 3), (1, 18), (3, 8)]:
+        changed = tokens.copy()
+        changed[row, place] = another(changed[row, place], config)
+        moved = np.asarray(before != model.hidden(changed, group)).any(axis=-1)
+        np.testing.assert_array_equal(moved, expected_to_move(group, row, place, is_causal(config)))
+
+
+def test_padding_is_padding_where_ids_are_not_known():
+    model = make_model(VARIANTS["gpt"])
+    tokens, group = np.arange(2, 14).reshape(1, 12), np.repeat([[0, 1, -1]], [1, 5, 6], axis=1)
+    changed = tokens.copy()
+    changed[0, 0] += 1
+    forward = jax.jit(lambda tokens, group: model(tokens, group))
+    moved = np.asarray(forward(tokens, group) != forward(changed, group)).any(axis=-1)
+    assert moved[0].tolist() == [True] + [False] * 11
 
 
 def test_dropout_keeps_groups_apart():

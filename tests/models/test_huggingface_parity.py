@@ -45,12 +45,14 @@ def peer(kind):
             transformers.RobertaConfig(**ENCODER, type_vocab_size=1, layer_norm_eps=1e-5)
         ),
         "roberta untied": lambda: transformers.RobertaForMaskedLM(
-            transformers.RobertaConfig(**ENCODER, tie_word_embeddings=False)
+            transformers.RobertaConfig(**ENCODER, tie_word_embeddings=False, hidden_act="relu")
         ),
         "roberta headless": lambda: transformers.RobertaModel(
             transformers.RobertaConfig(**ENCODER, hidden_act="gelu_new")
         ),
-        "bert": lambda: transformers.BertForMaskedLM(transformers.BertConfig(**ENCODER)),
+        "bert": lambda: transformers.BertForMaskedLM(
+            transformers.BertConfig(**ENCODER, hidden_act="gelu_new")
+        ),
         "bert headless": lambda: transformers.BertModel(transformers.BertConfig(**ENCODER)),
     }[kind]()
     with torch.no_grad():
@@ -110,6 +112,31 @@ def test_padding_on_the_right_changes_nothing(kind, tmp_path):
     assert_equal_outputs(
         ours, theirs, tokens, mask.astype(np.int32), rows=mask == 1, attention_mask=mask
     )
+
+
+def test_positions_of_roberta_skip_its_padding_token_wherever_it_stands(tmp_path):
+    theirs = peer("roberta")
+    theirs.save_pretrained(tmp_path)
+    tokens = np.random.default_rng(1).integers(0, 4, (3, 17))  # a quarter of them is padding
+    assert_equal_outputs(huggingface.load(tmp_path), theirs, tokens)
+
+
+def test_settings_that_a_config_leaves_out_are_the_peers_defaults(tmp_path):
+    theirs = peer("gpt2")
+    theirs.save_pretrained(tmp_path)
+    fields = json.loads((tmp_path / "config.json").read_text())
+    needed = ("model_type", "vocab_size", "n_positions", "n_layer", "n_embd", "n_head")
+    (tmp_path / "config.json").write_text(json.dumps({name: fields[name] for name in needed}))
+    assert_equal_outputs(huggingface.load(tmp_path), theirs, random_tokens(2, 7))
+
+
+def test_an_encoder_saved_alone_loads_whatever_its_architecture_is_called(tmp_path):
+    theirs = peer("roberta headless")
+    theirs.save_pretrained(tmp_path)
+    fields = json.loads((tmp_path / "config.json").read_text())
+    fields["architectures"] = ["RobertaForMaskedLM"]
+    (tmp_path / "config.json").write_text(json.dumps(fields))
+    assert_equal_outputs(huggingface.load(tmp_path), theirs, random_tokens(2, 7))
 
 
 def test_padding_on_the_left_changes_nothing(tmp_path):

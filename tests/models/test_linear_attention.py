@@ -82,6 +82,8 @@ def test_sentence_association_scales_the_embeddings_of_each_sentence():
     expected = layers_of_the_equation(model, embedded)
     got = model.hidden(TOKENS, sentence=sentence, association=np.stack([a, b]))
     np.testing.assert_allclose(got, expected, rtol=1e-4, atol=1e-6 * np.abs(expected).max())
+    neither = model.hidden(TOKENS, sentence=0 * sentence, association=np.stack([a, b]))
+    np.testing.assert_array_equal(neither, model.hidden(TOKENS))
     ones = model.hidden(TOKENS, sentence=sentence, association=np.ones((2, 6)))
     np.testing.assert_array_equal(ones, model.hidden(TOKENS))  # Z_y(1, 1) = y
 
@@ -101,8 +103,8 @@ def test_wrong_associations_are_refused():
         model(TOKENS, sentence=sentence)
     with pytest.raises(ValueError, match=r"\(2, 6\): a and b, got \(6,\)"):
         model(TOKENS, sentence=sentence, association=np.ones(6))
-    with pytest.raises(ValueError, match=r"1 .first. and 2 .second. only"):
-        model(TOKENS, sentence=0 * sentence, association=np.ones((2, 6)))
+    with pytest.raises(ValueError, match=r"sentence marks must be within 0..2, got 3"):
+        model(TOKENS, sentence=3 * sentence, association=np.ones((2, 6)))
 
 
 @pytest.mark.parametrize("embedding", ["vocabulary", "convolution"])

@@ -8,9 +8,9 @@ import jax
 import numpy as np
 import pytest
 
-from icl_jax.config import GPTConfig, LinearAttentionConfig, MeshConfig, RobertaConfig
+from icl_jax.config import ConfigError, GPTConfig, LinearAttentionConfig, MeshConfig, RobertaConfig
 from icl_jax.models import create
-from icl_jax.sharding import make_mesh, state_shardings
+from icl_jax.sharding import MESH_AXES, make_mesh, state_shardings
 from tests.models.small import leaves, make_model
 
 MESHES = [
@@ -72,6 +72,13 @@ def test_other_layouts_give_the_same_logits_too(config):
 def test_the_batch_is_cut_over_data_and_fsdp():
     mesh = make_mesh(MeshConfig(data=2, fsdp=4, tensor=1))
     model = create(CONFIGS["gpt"], mesh=mesh)
+    assert model(TOKENS).sharding.shard_shape((8, 16, 40)) == (1, 16, 40)
     with jax.set_mesh(mesh):
-        logits = model(TOKENS)
-    assert logits.sharding.shard_shape(logits.shape) == (1, 16, 40)
+        assert model(TOKENS).sharding.shard_shape((8, 16, 40)) == (1, 16, 40)
+
+
+def test_a_set_mesh_of_another_kind_is_refused_with_the_way_out():
+    model = make_model(CONFIGS["gpt"])
+    explicit = jax.make_mesh((2, 2, 2), MESH_AXES)
+    with jax.set_mesh(explicit), pytest.raises(ConfigError, match=r"sharding\.make_mesh"):
+        model(TOKENS)

@@ -178,15 +178,25 @@ def test_the_seed_decides_the_weights():
         (-TOKENS, None, r"within 0..30, got -"),
         (TOKENS.astype(np.float32), None, "integer array"),
         (TOKENS[0], None, "integer array"),
-        ([[1, 2]], None, "got list"),
+        ([[1, 2]], None, "NumPy or JAX array, got list"),
+        (TOKENS[:0], None, "integer array"),
+        (TOKENS, np.full((2, 11), 2**32 + 1), "group ids must be 1 to 2147483647"),
         (np.zeros((1, 12), int), None, "rows have 12 tokens, but the model has 11 positions"),
         (TOKENS, np.ones((2, 10), int), r"shape of the tokens \(2, 11\), got \(2, 10\)"),
-        (TOKENS, -np.ones((2, 11), int), "1 or more, or 0 for padding, got -1"),
+        (TOKENS, -np.ones((2, 11), int), "or 0 for padding, got -1"),
     ],
 )
 def test_wrong_inputs_are_refused(tokens, group, words):
     with pytest.raises(ValueError, match=words):
         make_model(GPTConfig(**SMALL))(tokens, group)
+
+
+@pytest.mark.parametrize("wrong", [-1, 31])
+def test_a_wrong_token_gives_nan_where_values_are_not_known(wrong):
+    model = make_model(GPTConfig(**SMALL))
+    tokens = np.array([[3, wrong, 5]])
+    logits = jax.jit(lambda tokens: model(tokens))(tokens)
+    assert np.isnan(logits[0, 1:]).all()
 
 
 def test_wrong_token_types_are_refused():
