@@ -38,12 +38,11 @@ class Dense(nnx.Module):
 
     def __init__(
         self,
-        inputs: dict[str, int],  # logical axis -> size; None for an axis without a name
+        inputs: dict[str | None, int],  # logical axis -> size; None for an axis without a name
         outputs: dict[str | None, int],
         *,
         stddev: float = 0.02,
         dtype: str,
-        bias: bool = True,
         rngs: nnx.Rngs,
     ):
         self.dtype = dtype
@@ -51,7 +50,7 @@ class Dense(nnx.Module):
         shapes, axes = tuple(inputs.values()), tuple(inputs)
         out_shape, out_axes = tuple(outputs.values()), tuple(outputs)
         self.kernel = normal(rngs, shapes + out_shape, axes + out_axes, stddev)
-        self.bias = constant(0.0, out_shape, out_axes) if bias else None
+        self.bias = constant(0.0, out_shape, out_axes)
 
     def __call__(self, x: jax.Array) -> jax.Array:
         kernel = self.kernel[...].astype(self.dtype)
@@ -59,8 +58,7 @@ class Dense(nnx.Module):
         size = int(np.prod(x.shape[-self.num_inputs :]))
         # One flat product: on CPU its backward pass is far faster than that of batched ones.
         y = x.reshape(-1, size).astype(self.dtype) @ kernel.reshape(size, -1)
-        if self.bias is not None:
-            y += self.bias[...].astype(self.dtype).reshape(-1)
+        y += self.bias[...].astype(self.dtype).reshape(-1)
         return y.reshape(*leading, *out_shape)
 
 
