@@ -68,7 +68,7 @@ def spec(logical_axes: Sequence[str | None], shape: Sequence[int], mesh) -> Part
 
 
 def constrain(x: jax.Array, *logical_axes: str | None) -> jax.Array:
-    """Pins an activation to the mesh of `jax.set_mesh`; does nothing outside of it."""
+    """Pins an activation to the mesh that is set (or in use); does nothing without one."""
     mesh = jax.sharding.get_abstract_mesh()
     if mesh.empty:
         return x

@@ -21,7 +21,7 @@ from icl_jax.models.layers import (
     run_blocks,
     split_key,
     untied_head,
-)  # fmt: skip
+)
 from icl_jax.sharding import constrain, use_mesh_of
 
 STDDEV = 0.02  # Radford et al. 2019

@@ -80,8 +80,10 @@ def read_config(fields: dict, tensor_names: set[str]) -> GPTConfig | RobertaConf
 
 
 def _read_gpt(fields: dict, tensor_names: set[str], **common) -> GPTConfig:
-    # GPT2Model without its head never stores one, so an untied head that is not there is tied.
-    common["tie_head"] = common["tie_head"] or "lm_head.weight" not in tensor_names
+    # A GPT2Model is stored without any head; of a GPT2LMHeadModel an untied one must be there.
+    architectures = fields.get("architectures") or []
+    if "lm_head.weight" not in tensor_names and "GPT2LMHeadModel" not in architectures:
+        common["tie_head"] = True
     return GPTConfig(
         vocab_size=fields["vocab_size"],
         context_length=fields["n_positions"],

@@ -82,9 +82,16 @@ class Table(nnx.Module):
     """Rows of width D looked up by id: full (N x D), or factored (N x R, R x D)."""
 
     def __init__(
-        self, size: int, dim: int, rank: int | None, axis: str, stddev: float, *, rngs: nnx.Rngs,
+        self,
+        size: int,
+        dim: int,
+        rank: int | None,
+        axis: str | None,  # logical name of the rows
+        stddev: float,
+        *,
         zero_row: int | None = None,
-    ):  # fmt: skip
+        rngs: nnx.Rngs,
+    ):
         self.axis = axis
         last, width = ("embed", dim) if rank is None else ("rank", rank)
         self.rows = normal(rngs, (size, width), (axis, last), stddev)

@@ -25,7 +25,7 @@ from icl_jax.models.layers import (
     run_blocks,
     split_key,
     untied_head,
-)  # fmt: skip
+)
 from icl_jax.sharding import constrain, use_mesh_of
 
 STDDEV = 0.02  # Devlin et al. 2019, Liu et al. 2019
@@ -46,7 +46,7 @@ class Roberta(nnx.Module):
             config, offset=config.position_offset, zero_row=padding_row, stddev=STDDEV, rngs=rngs
         )
         self.token_types = Table(
-            config.token_types, config.embed_dim, None, "position", STDDEV, rngs=rngs
+            config.token_types, config.embed_dim, None, None, STDDEV, rngs=rngs
         )
         self.embedding_norm = LayerNorm(config.embed_dim, config.norm_epsilon)
         self.blocks = make_blocks(lambda rngs: Block(config, rngs=rngs), config, rngs)

@@ -71,6 +71,14 @@ def test_a_missing_tensor_is_named(folder):
         huggingface.load(folder)
 
 
+def test_a_missing_untied_head_is_named(folder):
+    edit_config(folder, tie_word_embeddings=False)
+    with pytest.raises(FolderError, match=r"missing lm_head.weight: expected shape \(13, 6\)"):
+        huggingface.load(folder)
+    edit_config(folder, architectures=["GPT2Model"])  # stored without a head
+    assert huggingface.load(folder).config.tie_head
+
+
 def test_a_surplus_tensor_is_named(folder):
     edit_tensors(folder, lambda tensors: tensors.update(score=np.zeros((2, 6), np.float32)))
     with pytest.raises(FolderError, match=r"surplus score: got shape \(2, 6\)"):
