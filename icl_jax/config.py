@@ -5,14 +5,16 @@ The dataclasses stay unfrozen because the flags assign to their fields.
 """
 
 import dataclasses
-import types
-import typing
+import itertools
 
 ACTIVATIONS = ("gelu", "gelu_new", "relu", "silu")
 POSITIONS = ("learned", "sinusoidal", "linear", "none", "alibi", "rotary")
 REMAT_POLICIES = ("none", "dots", "full")
 DTYPES = ("float32", "bfloat16")
 EMBEDDINGS = ("vocabulary", "convolution")
+OBJECTIVES = ("next_token", "masked_token")
+SCHEDULES = ("constant", "linear", "cosine")
+STARTS = ("weights", "everything")
 
 
 class ConfigError(ValueError):
@@ -149,6 +151,64 @@ class MeshConfig:
 
 
 @dataclasses.dataclass
+class DataConfig:
+    """Which records make up a batch. A source is a folder or a glob of TFRecord files."""
+
+    sources: tuple[str, ...] = ()
+    # (first step, weight of each source), from step 0 on. Regular examples until step 200,000, then
+    # half and half in every batch: ((0, (1, 0)), (200_000, (1, 1))). Empty: equal weights.
+    phases: tuple[tuple[int, tuple[float, ...]], ...] = ()
+    pack: bool = False  # put several short records into one row; each keeps its own groups
+    workers: int = 0  # processes that read ahead; 0: threads of the training process
+    prefetch: int = 4  # batches read ahead (by each worker)
+
+    def problems(self) -> list[str]:
+        return _data_problems(self)
+
+
+@dataclasses.dataclass
+class OptimizerConfig:
+    """AdamW and its learning rate. The defaults are those of kNN-Pretraining (appendix D)."""
+
+    learning_rate: float = 6e-4  # the peak
+    schedule: str = "cosine"  # after the warm-up: constant, linear or cosine down to `final_share`
+    final_share: float = 0.0  # of the peak, at the last step
+    warmup: float = 2000  # linear from 0; in steps, or in epochs where training.epochs is set
+    b1: float = 0.9
+    b2: float = 0.95
+    epsilon: float = 1e-8
+    weight_decay: float = 0.1  # of matrices and embeddings; never of biases and norms
+    clip_norm: float = 1.0  # largest norm of the whole gradient; 0: no clipping
+
+    def problems(self) -> list[str]:
+        return _optimizer_problems(self)
+
+
+@dataclasses.dataclass
+class TrainingConfig:
+    """What the model learns, for how long, and what is kept."""
+
+    objective: str = "next_token"  # or masked_token
+    steps: int = 0  # either this many steps
+    epochs: float = 0.0  # or this many passes over the only source
+    accumulate: int = 1  # parts of a batch that run one after the other; the result is the same
+    dropout: bool = True  # the rates are the model's
+    ema_decay: float = 0.0  # moving average of the weights, kept beside them; 0: none
+    mask_token_id: int = 50264  # masked_token: RoBERTa's <mask>
+    special_token_ids: tuple[int, ...] = (0, 1, 2, 3, 50264)  # masked_token: these are never chosen
+    mask_share: float = 0.15  # of the tokens are chosen; of those 80% masked, 10% random, 10% kept
+    start_from: str = ""  # a Hugging Face folder, or the workdir of another run
+    start_with: str = "weights"  # of another run: weights only, or everything (optimiser and step)
+    checkpoint_every: int = 1000  # steps; the last step is always kept
+    keep_last: int = 3  # checkpoints
+    keep_every: int = 0  # steps: a checkpoint at a multiple of this is kept for good; 0: none
+    log_every: int = 10  # steps between two lines of metrics.jsonl
+
+    def problems(self) -> list[str]:
+        return _training_problems(self)
+
+
+@dataclasses.dataclass
 class ExperimentConfig:
     """All of one experiment."""
 
@@ -157,6 +217,9 @@ class ExperimentConfig:
     sequence_length: int = 256  # tokens of a row (the same)
     model: ModelConfig = dataclasses.field(default_factory=GPTConfig)
     mesh: MeshConfig = dataclasses.field(default_factory=MeshConfig)
+    data: DataConfig = dataclasses.field(default_factory=DataConfig)
+    optimizer: OptimizerConfig = dataclasses.field(default_factory=OptimizerConfig)
+    training: TrainingConfig = dataclasses.field(default_factory=TrainingConfig)
 
     def problems(self) -> list[str]:
         found = []
@@ -169,17 +232,6 @@ class ExperimentConfig:
                 f"model.context_length {self.model.context_length}; change one of them"
             )
         return found
-
-
-def validate(config: object) -> None:
-    """Raises one ConfigError that lists everything wrong with `config` and what is nested in it."""
-    if not dataclasses.is_dataclass(config):
-        raise ConfigError(f"expected a config of icl_jax.config, got {config!r}")
-    found = _type_problems(config, "")
-    if not found:  # the other checks compute with the values
-        found = _nested_problems(config, "")
-    if found:
-        raise ConfigError("; ".join(found))
 
 
 def head_dim(config: ModelConfig) -> int:
@@ -228,6 +280,65 @@ def _transformer_problems(config: TransformerConfig) -> list[str]:
     return found
 
 
+def _data_problems(config: DataConfig) -> list[str]:
+    found: list[str] = []
+    _require_positive(found, config, "prefetch")
+    if config.workers < 0:
+        found.append(f"workers must be at least 0, got {config.workers}")
+    firsts = [first for first, _ in config.phases]
+    if firsts and (firsts[0] != 0 or any(a >= b for a, b in itertools.pairwise(firsts))):
+        found.append(f"the first steps of phases must rise from 0, got {firsts}")
+    for first, weights in config.phases:
+        if len(weights) != len(config.sources):
+            found.append(
+                f"the phase from step {first} has {len(weights)} weights for "
+                f"{len(config.sources)} sources"
+            )
+        elif not all(0 <= weight < float("inf") for weight in weights) or sum(weights) <= 0:
+            found.append(
+                f"the weights from step {first} must be at least 0, and one above, got {weights}"
+            )
+    return found
+
+
+def _optimizer_problems(config: OptimizerConfig) -> list[str]:
+    found: list[str] = []
+    _require_choice(found, "schedule", config.schedule, SCHEDULES)
+    _require_share(found, config, "b1", "b2", "epsilon", below=True)
+    _require_share(found, config, "final_share")
+    for name in ("learning_rate", "warmup", "weight_decay", "clip_norm"):
+        value = getattr(config, name)
+        if not 0 <= value < float("inf"):
+            found.append(f"{name} must be a number of at least 0, got {value}")
+    return found
+
+
+def _training_problems(config: TrainingConfig) -> list[str]:
+    found: list[str] = []
+    _require_choice(found, "objective", config.objective, OBJECTIVES)
+    _require_choice(found, "start_with", config.start_with, STARTS)
+    _require_positive(found, config, "accumulate", "checkpoint_every", "keep_last", "log_every")
+    _require_share(found, config, "ema_decay", "mask_share", below=True)
+    for name in ("steps", "epochs", "keep_every"):
+        if not 0 <= getattr(config, name) < float("inf"):
+            found.append(f"{name} must be at least 0, got {getattr(config, name)}")
+    if config.checkpoint_every > 0 and config.keep_every % config.checkpoint_every:
+        found.append(
+            f"keep_every {config.keep_every} is not a multiple of checkpoint_every "
+            f"{config.checkpoint_every}, so no checkpoint would be kept for good"
+        )
+    if config.steps and config.epochs:
+        found.append(f"set steps or epochs, got {config.steps} steps and {config.epochs} epochs")
+    return found
+
+
+def _require_share(found: list[str], config: object, *names: str, below: bool = False) -> None:
+    for name in names:
+        value = getattr(config, name)
+        if not 0 <= value <= 1 or (below and value == 1):
+            found.append(f"{name} must be from 0 to 1{' but below' * below}, got {value}")
+
+
 def _require_positive(found: list[str], config: object, *names: str) -> None:
     for name in names:
         value = getattr(config, name)
@@ -238,41 +349,3 @@ def _require_positive(found: list[str], config: object, *names: str) -> None:
 def _require_choice(found: list[str], name: str, value: str, choices: tuple[str, ...]) -> None:
     if value not in choices:
         found.append(f"{name} must be one of {', '.join(choices)}, got '{value}'")
-
-
-def _type_problems(config: object, prefix: str) -> list[str]:
-    found = []
-    hints = typing.get_type_hints(type(config))
-    for field in dataclasses.fields(config):
-        name, value, expected = prefix + field.name, getattr(config, field.name), hints[field.name]
-        if not _is_of_type(value, expected):
-            found.append(f"{name} must be {_type_name(expected)}, got {value!r}")
-        elif dataclasses.is_dataclass(value):
-            found += _type_problems(value, name + ".")
-    return found
-
-
-def _is_of_type(value: object, expected: object) -> bool:
-    if typing.get_origin(expected) in (typing.Union, types.UnionType):
-        return any(_is_of_type(value, option) for option in typing.get_args(expected))
-    if expected is float:
-        return isinstance(value, int | float) and not isinstance(value, bool)
-    if expected is int:
-        return isinstance(value, int) and not isinstance(value, bool)
-    return isinstance(value, typing.get_origin(expected) or expected)
-
-
-def _type_name(expected: object) -> str:
-    options = typing.get_args(expected) or (expected,)
-    return " or ".join("None" if o is types.NoneType else o.__name__ for o in options)
-
-
-def _nested_problems(config: object, prefix: str) -> list[str]:
-    found = []
-    for field in dataclasses.fields(config):
-        value = getattr(config, field.name)
-        if dataclasses.is_dataclass(value):
-            found += _nested_problems(value, f"{prefix}{field.name}.")
-    if found:  # what spans several fields makes sense only once each part does
-        return found
-    return [prefix + problem for problem in config.problems()]

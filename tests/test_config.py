@@ -9,8 +9,8 @@ from icl_jax.config import (
     LinearAttentionConfig,
     MeshConfig,
     RobertaConfig,
-    validate,
 )
+from icl_jax.config_tree import validate
 
 
 @pytest.mark.parametrize(

@@ -9,7 +9,7 @@ PACKAGE = Path(__file__).parents[1] / "icl_jax"
 
 # A module may import from its own layer and from those before it.
 LAYERS = [
-    {"config", "sharding"},
+    {"config", "config_tree", "sharding"},
     {"corpus", "models", "data"},
     {"retrieval"},
     {"example_design"},

@@ -1,0 +1,1 @@
+"""Records on disk, and the batches made of them."""

@@ -1,0 +1,102 @@
+"""A plan holds every record once, in rows that fit, and keeps batch groups together."""
+
+import itertools
+
+import numpy as np
+import pytest
+
+from icl_jax.data.packing import Plan, make_plan
+from icl_jax.data.tfrecord import RecordError
+
+LENGTH = 31
+
+
+def some_records(units: bool, count: int = 400) -> tuple[np.ndarray, np.ndarray]:
+    rng = np.random.default_rng(0)
+    tokens = rng.integers(1, 14, count).astype(np.int32)
+    if not units:
+        return tokens, np.full(count, -1)
+    group = np.repeat(np.arange(count), rng.integers(1, 8, count))[:count]
+    group[group % 5 == 0] = -1
+    return tokens, group
+
+
+def plan_of(tokens, group, *, pack, rows_together=12, seed=0, **others) -> Plan:
+    return make_plan(
+        tokens, group, sequence_length=LENGTH, rows_together=rows_together, pack=pack, seed=seed,
+        **others,
+    )  # fmt: skip
+
+
+def rows_of(plan: Plan) -> list[list[int]]:
+    return [plan.records_of(row).tolist() for row in range(plan.num_rows)]
+
+
+@pytest.mark.parametrize("units", [False, True])
+@pytest.mark.parametrize("pack", [False, True])
+def test_every_record_is_in_one_row_that_it_fits(units, pack):
+    tokens, group = some_records(units)
+    rows = rows_of(plan_of(tokens, group, pack=pack))
+    assert sorted(itertools.chain(*rows)) == list(range(len(tokens)))
+    assert all(tokens[row].sum() <= LENGTH for row in rows)
+    assert pack or max(map(len, rows)) == 1
+
+
+@pytest.mark.parametrize("pack", [False, True])
+def test_a_batch_group_lies_in_one_bundle_and_shares_its_rows_with_no_other(pack):
+    tokens, group = some_records(units=True)
+    plan = plan_of(tokens, group, pack=pack)
+    assert plan.rows_per_bundle == 12 and plan.num_rows % 12 == 0
+    bundles = {g: set() for g in group}
+    for number, row in enumerate(rows_of(plan)):
+        assert len(set(group[row])) <= 1 and (len(row) < 2 or group[row[0]] >= 0)
+        for record in row:
+            bundles[group[record]].add(number // 12)
+    assert all(len(found) == 1 for g, found in bundles.items() if g >= 0)
+
+
+def test_short_records_fill_the_rows():
+    tokens, group = some_records(units=False)
+    plan = plan_of(tokens, group, pack=True)
+    assert tokens.sum() / (plan.num_rows * LENGTH) > 0.95
+
+
+def test_bundles_are_filled_and_only_what_is_left_is_padding():
+    tokens, group = some_records(units=True)
+    rows = rows_of(plan_of(tokens, group, pack=False))
+    assert sum(map(bool, rows)) == len(tokens) and np.mean([bool(row) for row in rows]) > 0.95
+
+
+def test_gaps_are_filled_by_later_groups():
+    group = np.repeat(np.arange(1000), [3, 1] * 500)
+    plan = plan_of(np.ones(2000, np.int32), group, pack=False, rows_together=4)
+    assert plan.num_rows < 1.05 * 2000
+
+
+def test_the_plan_depends_on_the_seed_alone():
+    tokens, group = some_records(units=True)
+    rows = rows_of(plan_of(tokens, group, pack=True))
+    assert rows == rows_of(plan_of(tokens, group, pack=True))
+    assert rows != rows_of(plan_of(tokens, group, pack=True, seed=1))
+
+
+def test_without_packing_and_groups_a_plan_takes_no_memory():
+    tokens = np.broadcast_to(np.int32(7), 10**6)
+    plan = plan_of(tokens, np.broadcast_to(-1, 10**6), pack=False)
+    assert plan.starts is None and plan.records is None and plan.rows_per_bundle == 1
+    assert plan.num_rows == 10**6 and plan.records_of(997).tolist() == [997]
+
+
+def test_a_group_larger_than_its_part_of_a_batch_is_named():
+    tokens, group = np.full(9, 20, np.int32), np.array([-1, -1, 4, 4, 4, 4, 4, -1, -1])
+    message = "record 2: expected a batch group of at most 4 rows.* got group 4 of 5 rows"
+    for pack in (False, True):
+        with pytest.raises(RecordError, match=message):
+            plan_of(tokens, group, pack=pack, rows_together=4)
+    plan_of(tokens, group, pack=False, rows_together=5)
+    plan_of(tokens // 2, group, pack=True, rows_together=2)  # three records to a row
+
+
+def test_records_without_a_group_are_not_taken_for_one():
+    plan = plan_of(np.ones(5, np.int32), np.array([-1, -1, -1, 0, 0]), pack=False, rows_together=2)
+    assert plan.num_rows == 6
