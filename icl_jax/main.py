@@ -14,9 +14,10 @@ import sys
 import typing
 
 from absl import app, flags
+from absl import logging as absl_logging
 from ml_collections import config_flags
 
-from icl_jax.config import ConfigError, ExperimentConfig, StageError, validate
+from icl_jax.config import ConfigError, ExperimentConfig, StageError
 
 
 def _check(config: ExperimentConfig, workdir) -> None:
@@ -25,19 +26,28 @@ def _check(config: ExperimentConfig, workdir) -> None:
     check(config, workdir)
 
 
+def _train(config: ExperimentConfig, workdir) -> None:
+    from icl_jax.training.train import train
+
+    train(config, workdir)
+
+
 # In the order in which they run.
-STAGES: dict[str, Callable] = {"check": _check}
+STAGES: dict[str, Callable] = {"check": _check, "train": _train}
+DEFAULT_STAGES = ["train"]
 
 _CONFIG = config_flags.DEFINE_config_file(
     "config", None, "A file of configs/; --config.FIELD=value overrides any of its fields."
 )
 _WORKDIR = flags.DEFINE_string("workdir", None, "The folder that the stages write to.")
-_STAGES = flags.DEFINE_list("stages", list(STAGES), f"Which stages to run: {', '.join(STAGES)}.")
+_STAGES = flags.DEFINE_list("stages", DEFAULT_STAGES, f"Which to run: {', '.join(STAGES)}.")
 
 
 def main(argv: Sequence[str]) -> None:
     """Checks everything that can be checked, then runs the stages."""
     logging.getLogger("jax").setLevel(logging.WARNING)  # not each backend that is not there
+    if not flags.FLAGS["verbosity"].present:
+        absl_logging.set_verbosity(absl_logging.WARNING)  # not each file of a checkpoint
     if len(argv) > 1:
         _stop(f"unexpected argument '{argv[1]}'; flags begin with --")
     config, stages = _CONFIG.value, _STAGES.value
@@ -52,7 +62,6 @@ def main(argv: Sequence[str]) -> None:
     if unknown or not stages:
         _stop(f"unknown stage '{', '.join(unknown)}' in --stages; there are: {', '.join(STAGES)}")
     try:
-        validate(config)
         from etils import epath
 
         for name in STAGES:

@@ -20,6 +20,7 @@ from icl_jax.config import (
     MeshConfig,
     StageError,
 )
+from icl_jax.config_tree import validate
 from icl_jax.models import create
 from icl_jax.models.summary import parameter_table
 from icl_jax.sharding import make_mesh, use_mesh_of
@@ -31,6 +32,7 @@ TOLERANCE = 1e-4  # of the largest hidden state, float32; bfloat16 rounds to 3 d
 
 def check(config: ExperimentConfig, workdir: epath.Path) -> dict:
     """Prints the parameter table and what was found; writes `check.json`; raises on a failure."""
+    validate(config)
     mesh = make_mesh(config.mesh)
     tokens, group = _random_rows(config, rows=ROWS * mesh.shape["data"] * mesh.shape["fsdp"])
     kind = jax.devices()[0].device_kind

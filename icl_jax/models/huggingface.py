@@ -23,7 +23,8 @@ import safetensors
 import safetensors.numpy
 from tqdm import tqdm
 
-from icl_jax.config import RobertaConfig
+from icl_jax.config import GPTConfig, RobertaConfig
+from icl_jax.config_tree import validate
 from icl_jax.models import GPT, Roberta, abstract
 from icl_jax.models import huggingface_format as formats
 from icl_jax.models.huggingface_format import Tensor
@@ -49,12 +50,8 @@ def load(folder: str | os.PathLike, mesh: Mesh | None = None, **overrides) -> GP
     if wrong:
         raise ValueError(f"load can override {', '.join(OVERRIDES)}, got {', '.join(wrong)}")
     files = TensorFiles(Path(folder))
-    try:
-        config = formats.read_config(files.config, set(files.names))
-        config = dataclasses.replace(config, **overrides)
-        graphdef, shapes = abstract(config)
-    except ValueError as error:
-        raise FolderError(f"{folder}: {error}") from None
+    config = dataclasses.replace(files.model_config(), **overrides)
+    graphdef, shapes = abstract(config)
     sources = files.check(list(formats.tensors(config)), config)
 
     mesh = None if mesh is None else with_auto_axes(mesh)
@@ -66,6 +63,11 @@ def load(folder: str | os.PathLike, mesh: Mesh | None = None, **overrides) -> GP
             (path, variable.replace(files.read(tensor, layers, variable.shape, sharding)))
         )
     return nnx.merge(graphdef, nnx.from_flat_state(leaves))
+
+
+def read_config(folder: str | os.PathLike) -> GPTConfig | RobertaConfig:
+    """The config of the model in a local folder; no weights are read."""
+    return TensorFiles(Path(folder)).model_config()
 
 
 def save(model: GPT | Roberta, folder: str | os.PathLike, max_file_bytes: int = MAX_FILE_BYTES):
@@ -126,6 +128,15 @@ class TensorFiles:
                         f"{folder}: {name} is there twice, in {first[0].name} and in {path.name}"
                     )
                 self.names[name] = (path, stored)
+
+    def model_config(self) -> GPTConfig | RobertaConfig:
+        """The folder's config.json as a config of ours."""
+        try:
+            config = formats.read_config(self.config, set(self.names))
+            validate(config)
+        except ValueError as error:
+            raise FolderError(f"{self.folder}: {error}") from None
+        return config
 
     def check(self, tensors: list[Tensor], config) -> dict[str, Tensor]:
         """Our paths -> tensors, after every name and shape of the folder was found as expected."""

@@ -1,0 +1,25 @@
+"""GPT-medium (345M) from scratch on regular examples: the baseline of kNN-Pretraining.
+
+Command:  python -m icl_jax.main --config=configs/gpt_medium_regular.py
+              --config.data.sources=FOLDER --workdir=DIR
+Cost:     TODO
+Expected: TODO
+"""
+
+from icl_jax.config import DataConfig, ExperimentConfig, MeshConfig, TrainingConfig
+from icl_jax.models.presets import preset as model_preset
+from icl_jax.training.presets import preset as optimizer_preset
+
+
+def get_config() -> ExperimentConfig:
+    model = model_preset("gpt2-medium")
+    model.dtype, model.scan_layers, model.remat = "bfloat16", True, "full"
+    return ExperimentConfig(
+        batch_size=512,  # Levine et al. 2022, appendix D.2; the text of section 3.2 has 128
+        sequence_length=256,
+        model=model,
+        mesh=MeshConfig(data=1, fsdp=-1, tensor=1),
+        data=DataConfig(sources=("data/wikipedia/contiguous",)),
+        optimizer=optimizer_preset("knn-pretraining-medium"),
+        training=TrainingConfig(steps=400_000, checkpoint_every=2_000, keep_every=200_000),
+    )

@@ -1,0 +1,1 @@
+"""Training: `train.train(config, workdir)` is the stage; the other files are its parts."""

@@ -1,0 +1,106 @@
+"""Checkpoints by Orbax: weights, their moving average, the optimiser, the data's place, the config.
+
+A checkpoint is a folder `checkpoints/<steps done>`; one that was not finished is never read.
+"""
+
+from etils import epath
+from flax import nnx
+import jax
+from jax.sharding import Mesh
+import orbax.checkpoint as ocp
+
+from icl_jax import models
+from icl_jax.config import ConfigError, ExperimentConfig, TrainingConfig
+from icl_jax.config_tree import from_dict, to_dict
+from icl_jax.sharding import variable_sharding, with_auto_axes
+from icl_jax.training.train_state import TrainState
+
+
+def open_checkpoints(workdir: epath.Path, config: TrainingConfig) -> ocp.CheckpointManager:
+    """The checkpoints of a run; saving goes on in the background."""
+    options = ocp.CheckpointManagerOptions(
+        max_to_keep=config.keep_last,
+        keep_period=config.keep_every or None,
+        cleanup_tmp_directories=True,  # what a killed run left unfinished
+    )
+    return ocp.CheckpointManager(workdir.resolve() / "checkpoints", options=options)
+
+
+def save(manager: ocp.CheckpointManager, config: ExperimentConfig, state: TrainState, batches):
+    """Starts to save; returns once the arrays are copied, so that the next step may reuse them."""
+    items = {name: ocp.args.StandardSave(tree) for name, tree in _items(state).items()}
+    items["batches"] = ocp.args.JsonSave(batches.get_state())
+    items["config"] = ocp.args.JsonSave(to_dict(config))
+    manager.save(int(state.step), args=ocp.args.Composite(**items), force=True)
+
+
+def restore(manager: ocp.CheckpointManager, step: int, like: TrainState) -> TrainState:
+    """The state after `step` steps on the shardings of `like`."""
+    items = {name: ocp.args.StandardRestore(tree) for name, tree in _items(like).items()}
+    restored = manager.restore(step, args=ocp.args.Composite(**items))
+    return TrainState(
+        restored["optimizer"]["step"],
+        restored["params"],
+        restored["optimizer"]["opt_state"],
+        restored["ema"] if like.ema is not None else None,
+    )
+
+
+def _items(state: TrainState) -> dict:
+    """The parts that can be read one by one."""
+    parts = {
+        "params": state.params,
+        "optimizer": {"step": state.step, "opt_state": state.opt_state},
+        "ema": state.ema,
+    }
+    return {name: tree for name, tree in parts.items() if tree is not None}
+
+
+def find(path: str) -> tuple[epath.Path, int]:
+    """The folder of checkpoints and the step that `path` names: a workdir, or one checkpoint."""
+    folder = epath.Path(path)
+    if folder.name.isdigit() and folder.parent.name == "checkpoints":
+        names, folder = [folder.name] if folder.exists() else [], folder.parent
+    else:
+        folder = folder if folder.name == "checkpoints" else folder / "checkpoints"
+        names = [child.name for child in folder.iterdir()] if folder.exists() else []
+    steps = sorted(int(name) for name in names if name.isdigit())
+    if not steps:
+        raise ConfigError(f"{path}: there is no finished checkpoint in {folder}")
+    return folder, steps[-1]
+
+
+def read_config(path: str) -> ExperimentConfig:
+    """The config of the run that wrote the checkpoint."""
+    folder, step = find(path)
+    with _open_to_read(folder) as manager:
+        restored = manager.restore(step, args=ocp.args.Composite(config=ocp.args.JsonRestore()))
+    return from_dict(restored["config"])
+
+
+def load_model(path: str, mesh: Mesh, *, ema: bool = False, config=None) -> models.Model:
+    """The model of a run's latest checkpoint (or of the one named), on the shards of `mesh`."""
+    config = read_config(path).model if config is None else config
+    folder, step = find(path)
+    graphdef, shapes = models.abstract(config)
+    mesh, item = with_auto_axes(mesh), "ema" if ema else "params"
+    like = jax.tree.map(
+        lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=variable_sharding(x, mesh)),
+        shapes,
+        is_leaf=lambda x: isinstance(x, nnx.Variable),
+    )
+    with _open_to_read(folder) as manager:
+        restore_args = ocp.args.Composite(**{item: ocp.args.StandardRestore(like)})
+        return nnx.merge(graphdef, manager.restore(step, args=restore_args)[item])
+
+
+def restore_from(path: str, like: TrainState) -> TrainState:
+    """The whole state of another run, on the shardings of `like`."""
+    folder, step = find(path)
+    with _open_to_read(folder) as manager:
+        return restore(manager, step, like)
+
+
+def _open_to_read(folder: epath.Path) -> ocp.CheckpointManager:
+    options = ocp.CheckpointManagerOptions(read_only=True)
+    return ocp.CheckpointManager(folder.resolve(), options=options)

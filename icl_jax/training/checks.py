@@ -1,0 +1,168 @@
+"""What would make a training run fail, found before anything is compiled."""
+
+import dataclasses
+import json
+
+from etils import epath
+
+from icl_jax.config import ConfigError, ExperimentConfig, GPTConfig, RobertaConfig
+from icl_jax.config_tree import differences, find_problems, to_dict
+from icl_jax.data import synthetic
+from icl_jax.data.input_pipeline import Data, open_data
+from icl_jax.data.tfrecord import RecordError
+from icl_jax.models import huggingface
+from icl_jax.sharding import make_mesh
+from icl_jax.training import checkpoint
+
+OBJECTIVE_OF = {GPTConfig: "next_token", RobertaConfig: "masked_token"}
+
+# Changing these changes how a run is computed or kept, not what it learns.
+FREE_FIELDS = (
+    "mesh", "model.remat", "data.workers", "data.prefetch", "training.accumulate",
+    "training.checkpoint_every", "training.keep_last", "training.keep_every", "training.log_every",
+)  # fmt: skip
+
+
+def check_run(config: ExperimentConfig, workdir: epath.Path) -> Data:
+    """The opened data of a run that can work; else one ConfigError with everything wrong."""
+    found = find_problems(config)
+    data, data_problems = _open_data(config, workdir)
+    found += data_problems + _mesh_problems(config) + _objective_problems(config)
+    found += _length_problems(config) + _start_problems(config)
+    if data is not None:
+        found += _workdir_problems(config, workdir, data)
+    if found:
+        raise ConfigError("; ".join(found))
+    return data
+
+
+def record_run(config: ExperimentConfig, workdir: epath.Path, data: Data) -> None:
+    """Writes `config.json`, by which a later start knows what the workdir belongs to."""
+    workdir.mkdir(parents=True, exist_ok=True)
+    partial = workdir / "config.json.partial"
+    content = {"config": to_dict(config), "data": data.fingerprint()}
+    partial.write_text(json.dumps(content, indent=2) + "\n")
+    partial.replace(workdir / "config.json")
+
+
+def _open_data(config: ExperimentConfig, workdir: epath.Path) -> tuple[Data | None, list[str]]:
+    try:
+        sources = _resolve_sources(config, workdir)
+        data = open_data(sources, config.batch_size, config.sequence_length, config.seed)
+    except (ConfigError, RecordError) as error:
+        return None, str(error).splitlines()
+    problem = data.check_vocabulary(config.model.vocab_size)
+    return data, [problem] if problem else []
+
+
+def _resolve_sources(config: ExperimentConfig, workdir: epath.Path):
+    """The data config with the folders that its sources stand for."""
+    sources = []
+    for source in config.data.sources:
+        if source.startswith(synthetic.PREFIX):
+            size = (config.model.vocab_size, config.sequence_length, config.seed)
+            source = str(synthetic.make_source(source, workdir, *size))
+        sources.append(source.replace("{workdir}", str(workdir)))
+    return dataclasses.replace(config.data, sources=tuple(sources))
+
+
+def _mesh_problems(config: ExperimentConfig) -> list[str]:
+    try:
+        mesh = make_mesh(config.mesh)
+    except ConfigError as error:
+        return [str(error)]
+    parts = mesh.shape["data"] * mesh.shape["fsdp"]
+    if config.batch_size % (parts * config.training.accumulate):
+        return [
+            f"batch_size {config.batch_size} is not divisible by mesh.data {mesh.shape['data']} x "
+            f"mesh.fsdp {mesh.shape['fsdp']} x training.accumulate {config.training.accumulate}; "
+            "change one of them"
+        ]
+    return []
+
+
+def _objective_problems(config: ExperimentConfig) -> list[str]:
+    training, model, found = config.training, config.model, []
+    wanted = OBJECTIVE_OF.get(type(model))
+    if training.objective != wanted:
+        able = {"next_token": "a GPTConfig (causal)", "masked_token": "a RobertaConfig"}
+        needed = able.get(training.objective, "another objective")
+        found.append(
+            f"training.objective '{training.objective}' needs {needed}, "
+            f"but model is a {type(model).__name__}"
+        )
+    if isinstance(model, RobertaConfig) and not model.mlm_head:
+        found.append("model.mlm_head is False, but training needs the head")
+    if training.objective == "masked_token" and not 0 <= training.mask_token_id < model.vocab_size:
+        found.append(
+            f"training.mask_token_id {training.mask_token_id} is outside the vocabulary of "
+            f"{model.vocab_size}"
+        )
+    return found
+
+
+def _length_problems(config: ExperimentConfig) -> list[str]:
+    training, found = config.training, []
+    if not training.steps and not training.epochs:
+        found.append("expected training.steps or training.epochs, both are 0")
+    if not config.data.sources:
+        found.append("expected data.sources, folders or globs of TFRecord files, got none")
+    if training.epochs and len(config.data.sources) > 1:
+        found.append(
+            f"training.epochs counts passes over one source, but there are "
+            f"{len(config.data.sources)}; set training.steps"
+        )
+    return found
+
+
+def _start_problems(config: ExperimentConfig) -> list[str]:
+    training = config.training
+    if not training.start_from:
+        return []
+    try:
+        if is_huggingface(training.start_from):
+            theirs = huggingface.read_config(training.start_from)
+            if training.start_with != "weights":
+                return ["training.start_with must be 'weights' for a Hugging Face folder"]
+        else:
+            theirs = checkpoint.read_config(training.start_from).model
+    except (ConfigError, huggingface.FolderError) as error:
+        return [f"training.start_from: {error}"]
+    free = {name: getattr(config.model, name) for name in huggingface.OVERRIDES}
+    if not is_huggingface(training.start_from):
+        free.pop("scan_layers")  # of a checkpoint the arrays are read as they were stored
+    wrong = differences(to_dict(dataclasses.replace(theirs, **free)), to_dict(config.model))
+    return [f"model differs from training.start_from {training.start_from}: {', '.join(wrong)}"] * (
+        len(wrong) > 0
+    )
+
+
+def is_huggingface(path: str) -> bool:
+    """Whether `path` is a model folder; else it names a run of ours."""
+    return (epath.Path(path) / "config.json").exists() and not (
+        epath.Path(path) / "checkpoints"
+    ).exists()
+
+
+def _workdir_problems(config: ExperimentConfig, workdir: epath.Path, data: Data) -> list[str]:
+    path = workdir / "config.json"
+    finished = (child.name for child in (workdir / "checkpoints").glob("*"))
+    if not path.exists() or not any(name.isdigit() for name in finished):
+        return []  # nothing that could be mixed up
+    held = json.loads(path.read_text())
+    free = FREE_FIELDS
+    if config.optimizer.schedule == "constant":  # the rate at a step does not depend on the last
+        free += ("training.steps", "training.epochs")
+    wrong = [
+        line
+        for line in differences(held["config"], to_dict(config))
+        if not line.startswith((*(f"{name}:" for name in free), "mesh."))
+    ]
+    if held["data"] != data.fingerprint():
+        wrong.append("data: the record files changed")
+    if not wrong:
+        return []
+    return [
+        f"{workdir} belongs to a run of another config ({', '.join(wrong)}); "
+        "choose another --workdir, or undo the difference"
+    ]

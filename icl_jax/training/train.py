@@ -1,0 +1,157 @@
+"""The train stage: from records to checkpoints, continued wherever it was stopped."""
+
+import math
+import signal
+import time
+
+from etils import epath
+import jax
+from jax.experimental import multihost_utils
+from jax.sharding import Mesh
+import optax
+
+from icl_jax.config import ExperimentConfig
+from icl_jax.data.input_pipeline import Data, make_batches
+from icl_jax.models import abstract, huggingface
+from icl_jax.sharding import make_mesh
+from icl_jax.training import checkpoint
+from icl_jax.training.checks import check_run, is_huggingface, record_run
+from icl_jax.training.metrics import MetricsLog
+from icl_jax.training.optimizer import learning_rate, make_optimizer
+from icl_jax.training.train_state import (
+    Batch,
+    TrainState,
+    abstract_batch,
+    abstract_state,
+    compile_train_step,
+    init_state,
+)
+
+
+def train(config: ExperimentConfig, workdir: epath.Path) -> TrainState:
+    """Trains to the last step, or until SIGTERM or Ctrl-C: then it saves, and can be continued."""
+    data = check_run(config, workdir)
+    mesh = make_mesh(config.mesh)
+    steps, schedule = plan_steps(config, data)
+    optimizer = make_optimizer(config.optimizer, schedule)
+    record_run(config, workdir, data)
+    with checkpoint.open_checkpoints(workdir, config.training) as checkpoints:
+        state = start(config, optimizer, mesh, checkpoints)
+        first = int(state.step)
+        if first >= steps:
+            print(f"training is complete: {first} steps in {workdir / 'checkpoints'}")
+            return state
+        print(describe(config, data, mesh, first, steps), flush=True)
+        batches = open_batches(config, data, first, steps)
+        train_step = compile_train_step(config, optimizer, schedule, mesh)
+        with MetricsLog(config, workdir, first, steps) as log, StopSignals() as stop:
+            for step in range(first + 1, steps + 1):
+                batch, waited = next_batch(batches, config, mesh)
+                state, metrics = train_step(state, batch)
+                log.push(step, metrics, waited)
+                stopping = stop.requested(step)
+                if stopping or step == steps or step % config.training.checkpoint_every == 0:
+                    log.flush()  # stops here rather than save a state that is not finite
+                    checkpoint.save(checkpoints, config, state, batches)
+                if stopping:
+                    break
+            checkpoints.wait_until_finished()
+    done = int(state.step)
+    print(f"{done} of {steps} steps done, loss {log.last_loss:.4f}; {workdir / 'checkpoints'}")
+    if done < steps:
+        print("stopped by a signal; the same command goes on from here")
+    return state
+
+
+def plan_steps(config: ExperimentConfig, data: Data) -> tuple[int, optax.Schedule]:
+    """How many steps, and the learning rate at each."""
+    if config.training.epochs:
+        steps = math.ceil(config.training.epochs * data.steps_per_epoch)
+        return steps, learning_rate(config.optimizer, steps, data.steps_per_epoch)
+    return config.training.steps, learning_rate(config.optimizer, config.training.steps)
+
+
+def start(config: ExperimentConfig, optimizer, mesh: Mesh, checkpoints) -> TrainState:
+    """This run's latest checkpoint; else what `start_from` names; else a fresh model."""
+    like = abstract_state(config, optimizer, mesh)
+    if checkpoints.latest_step() is not None:
+        return checkpoint.restore(checkpoints, checkpoints.latest_step(), like)
+    source, training = config.training.start_from, config.training
+    if not source:
+        return init_state(config, optimizer, mesh)
+    if training.start_with == "everything":
+        return checkpoint.restore_from(source, like)
+    if is_huggingface(source):
+        options = {name: getattr(config.model, name) for name in huggingface.OVERRIDES}
+        model = huggingface.load(source, mesh, **options)
+    else:
+        model = checkpoint.load_model(source, mesh, config=config.model)
+    return init_state(config, optimizer, mesh, model)
+
+
+def open_batches(config: ExperimentConfig, data: Data, first: int, steps: int):
+    """The batches of this host from step `first` on, read ahead."""
+    return make_batches(
+        data,
+        start=first,
+        steps=steps,
+        process_index=jax.process_index(),
+        process_count=jax.process_count(),
+        workers=config.data.workers,
+        prefetch=config.data.prefetch,
+        pad_token_id=getattr(config.model, "pad_token_id", 0),
+    )
+
+
+def next_batch(batches, config: ExperimentConfig, mesh: Mesh) -> tuple[Batch, float]:
+    """The next batch on its devices, and the seconds that it was waited for."""
+    asked = time.perf_counter()
+    local = next(batches)
+    waited = time.perf_counter() - asked
+    like = abstract_batch(config, mesh)
+    return {
+        name: jax.make_array_from_process_local_data(x.sharding, local[name], x.shape)
+        for name, x in like.items()
+    }, waited
+
+
+def describe(config: ExperimentConfig, data: Data, mesh: Mesh, first: int, steps: int) -> str:
+    """What is about to run, in a few lines."""
+    shape = " x ".join(f"{axis} {size}" for axis, size in mesh.shape.items())
+    count = sum(x.size for x in jax.tree.leaves(abstract(config.model)[1]))
+    return "\n".join([
+        f"{type(config.model).__name__} of {count:,} parameters, "
+        f"{mesh.size} device(s) of kind {jax.devices()[0].device_kind}, mesh {shape}",
+        *(
+            f"{source.name}: {source.num_records:,} records, {source.num_tokens:,} tokens in "
+            f"{source.num_rows:,} rows, {source.filled:.0%} filled"
+            for source in data.sources
+        ),
+        f"steps {first + 1} to {steps} of {config.batch_size} x {config.sequence_length} tokens, "
+        f"objective {config.training.objective}; compiling",
+    ])  # fmt: skip
+
+
+class StopSignals:
+    """Notes SIGTERM and Ctrl-C instead of dying of them; a second Ctrl-C kills."""
+
+    def __enter__(self):
+        self._came = False
+        self._before = {
+            number: signal.signal(number, self._note) for number in (signal.SIGTERM, signal.SIGINT)
+        }
+        return self
+
+    def _note(self, number: int, frame) -> None:
+        self._came = True
+        signal.signal(signal.SIGINT, signal.default_int_handler)
+
+    def requested(self, step: int) -> bool:
+        """Whether to stop after this step; hosts of one run agree on it."""
+        if jax.process_count() > 1:
+            return multihost_utils.reached_preemption_sync_point(step)
+        return self._came
+
+    def __exit__(self, *error) -> None:
+        for number, handler in self._before.items():
+            signal.signal(number, handler)

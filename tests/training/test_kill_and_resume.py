@@ -1,0 +1,117 @@
+"""Whatever kills a run, the same command ends with the weights of a run that was never killed."""
+
+import json
+import os
+from pathlib import Path
+import shutil
+import signal
+import subprocess
+import sys
+import time
+
+from etils import epath
+import jax
+import numpy as np
+import pytest
+
+from icl_jax.training import checkpoint
+from icl_jax.training.train import train
+from tests.training.killed import get_config
+from tests.training.test_train import assert_close, assert_equal
+
+ROOT = Path(__file__).parents[2]
+PATIENCE = 120  # seconds until something that must happen counts as not happening
+
+
+@pytest.fixture(scope="module")
+def undisturbed(tmp_path_factory):
+    with jax.numpy_dtype_promotion("standard"):
+        return train(get_config(), epath.Path(tmp_path_factory.mktemp("undisturbed")))
+
+
+class Run:
+    """The command in a process of its own, with the devices and compiler settings of the tests."""
+
+    def __init__(self, workdir: Path, *flags: str):
+        self.workdir = workdir
+        command = [sys.executable, "-m", "icl_jax.main", "--config=tests/training/killed.py"]
+        environment = os.environ | {
+            "JAX_COMPILATION_CACHE_DIR": str(ROOT / ".jax_cache"),
+            "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0.2",
+        }
+        self.process = subprocess.Popen(
+            [*command, f"--workdir={workdir}", *flags], cwd=ROOT, env=environment,
+            stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+        )  # fmt: skip
+
+    def wait_for(self, happened) -> None:
+        deadline = time.monotonic() + PATIENCE
+        while not happened():
+            assert self.process.poll() is None, self.process.communicate()[1][-2000:]
+            assert time.monotonic() < deadline, "it never happened"
+            time.sleep(0.0005)
+
+    def kill(self, number=signal.SIGKILL) -> int:
+        self.process.send_signal(number)
+        return self.process.wait(PATIENCE)
+
+    def step(self) -> int:
+        """The last step in the metrics."""
+        path = self.workdir / "metrics.jsonl"
+        lines = path.read_text().splitlines() if path.exists() else []
+        return json.loads(lines[-1])["step"] if lines and lines[-1].endswith("}") else 0
+
+    def writing(self) -> bool:
+        """A checkpoint is being written, and it is not the first."""
+        return self.step() > 30 and any(
+            (self.workdir / "checkpoints").glob("*.orbax-checkpoint-tmp")
+        )
+
+
+def finish(workdir, *flags):
+    run = Run(workdir, *flags)
+    out, err = run.process.communicate(timeout=PATIENCE)
+    assert run.process.returncode == 0, err[-2000:]
+    return out
+
+
+def final_params(workdir, state):
+    _, step = checkpoint.find(str(workdir))
+    assert step == 80
+    like = jax.tree.map(
+        lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=x.sharding), state
+    )
+    return checkpoint.restore_from(str(workdir), like)
+
+
+def test_a_killed_run_ends_with_the_weights_of_an_undisturbed_one(undisturbed, tmp_path):
+    run = Run(tmp_path)
+    run.wait_for(lambda: run.step() > 3)  # before the first checkpoint
+    assert run.kill() == -signal.SIGKILL
+
+    run = Run(tmp_path)
+    run.wait_for(lambda: run.step() > 19)  # between two checkpoints
+    assert run.kill() == -signal.SIGKILL
+
+    run = Run(tmp_path)
+    run.wait_for(run.writing)
+    assert run.kill() == -signal.SIGKILL
+    unfinished = list((tmp_path / "checkpoints").glob("*.orbax-checkpoint-tmp"))
+    assert unfinished, "the checkpoint was finished before the signal came"
+    shutil.copytree(tmp_path, tmp_path.with_name("other_mesh"))
+
+    run = Run(tmp_path)
+    run.wait_for(lambda: run.step() > 50)
+    assert run.kill(signal.SIGTERM) == 0  # it saves what it has
+    assert "stopped by a signal; the same command goes on" in run.process.communicate()[0]
+    assert run.step() >= 51 and (tmp_path / "checkpoints" / str(run.step())).is_dir()
+
+    finish(tmp_path)
+    assert_equal(final_params(tmp_path, undisturbed), undisturbed)
+    steps = [json.loads(line)["step"] for line in (tmp_path / "metrics.jsonl").open()]
+    assert steps == list(range(1, 81))
+
+    other = tmp_path.with_name("other_mesh")
+    finish(other, "--config.mesh.data=8", "--config.mesh.fsdp=1", "--config.mesh.tensor=1")
+    assert_close(final_params(other, undisturbed).params, undisturbed.params, rtol=1e-5)
+    assert np.isfinite(json.loads((other / "metrics.jsonl").read_text().splitlines()[-1])["loss"])
