@@ -21,6 +21,7 @@ from icl_jax.models.layers import (
     run_blocks,
     split_key,
     untied_head,
+    vocabulary_logits,
 )
 from icl_jax.sharding import constrain, use_mesh_of
 
@@ -53,7 +54,11 @@ class GPT(nnx.Module):
 
     def logits(self, hidden_BTD: jax.Array) -> jax.Array:
         """The output head: float32 logits of hidden states."""
-        return (self.head or self.token_embedding).logits(hidden_BTD, self.config.dtype)
+        return vocabulary_logits(*self.vocabulary(hidden_BTD), self.config.dtype)
+
+    def vocabulary(self, hidden_BTD: jax.Array) -> tuple[jax.Array, jax.Array, None]:
+        """(x, rows, bias) of which `logits` are x rows^T + bias; for `losses.vocabulary_loss`."""
+        return *(self.head or self.token_embedding).head(hidden_BTD, self.config.dtype), None
 
     def _check(self, tokens, group):
         config = self.config

@@ -107,15 +107,22 @@ class Table(nnx.Module):
         x = jnp.take(rows, index_BT, axis=0, mode="fill", fill_value=jnp.nan)
         return x if self.up is None else x @ self.up[...]
 
-    def logits(self, x_BTD: jax.Array, dtype: str) -> jax.Array:
-        """The product of x with every row, as a tied head needs it, in float32."""
-        x = x_BTD.reshape(-1, x_BTD.shape[-1]).astype(dtype)
-        if self.up is not None:
-            x = x @ self.up[...].astype(dtype).T
-        y = jnp.einsum(
-            "nd,vd->nv", x, self.rows[...].astype(dtype), preferred_element_type=jnp.float32
-        )
-        return constrain(y.reshape(*x_BTD.shape[:-1], -1), "batch", None, "vocab")
+    def head(self, x_BTD: jax.Array, dtype: str) -> tuple[jax.Array, jax.Array]:
+        """(x, rows) whose product x rows^T is that of x with every row, as a tied head needs it."""
+        if self.up is None:
+            return x_BTD.astype(dtype), self.rows[...]
+        x = x_BTD.reshape(-1, x_BTD.shape[-1]).astype(dtype) @ self.up[...].astype(dtype).T
+        return x.reshape(*x_BTD.shape[:-1], -1), self.rows[...]
+
+
+def vocabulary_logits(
+    x_BTD: jax.Array, rows_VD: jax.Array, bias_V: jax.Array | None, dtype: str
+) -> jax.Array:
+    """x rows^T + bias in float32, the products in `dtype`."""
+    x = x_BTD.reshape(-1, x_BTD.shape[-1]).astype(dtype)
+    y = jnp.einsum("nd,vd->nv", x, rows_VD.astype(dtype), preferred_element_type=jnp.float32)
+    y = constrain(y.reshape(*x_BTD.shape[:-1], -1), "batch", None, "vocab")
+    return y if bias_V is None else y + bias_V
 
 
 def untied_head(config: ModelConfig, stddev: float, rngs: nnx.Rngs) -> Table:

@@ -21,7 +21,15 @@ from icl_jax.models.inputs import (
     check_tokens,
     position_limit,
 )
-from icl_jax.models.layers import Positions, Table, make_blocks, normal, run_blocks, untied_head
+from icl_jax.models.layers import (
+    Positions,
+    Table,
+    make_blocks,
+    normal,
+    run_blocks,
+    untied_head,
+    vocabulary_logits,
+)
 from icl_jax.sharding import constrain, use_mesh_of
 
 
@@ -57,7 +65,11 @@ class LinearAttention(nnx.Module):
 
     def logits(self, hidden_BTD: jax.Array) -> jax.Array:
         """Float32 logits of the last layer."""
-        return (self.head or self.embedding).logits(hidden_BTD, self.config.dtype)
+        return vocabulary_logits(*self.vocabulary(hidden_BTD), self.config.dtype)
+
+    def vocabulary(self, hidden_BTD: jax.Array) -> tuple[jax.Array, jax.Array, None]:
+        """(x, rows, bias) of which `logits` are x rows^T + bias; for `losses.vocabulary_loss`."""
+        return *(self.head or self.embedding).head(hidden_BTD, self.config.dtype), None
 
     def _check(self, inputs, group, sentence, association):
         config = self.config

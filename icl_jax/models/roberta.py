@@ -25,6 +25,7 @@ from icl_jax.models.layers import (
     run_blocks,
     split_key,
     untied_head,
+    vocabulary_logits,
 )
 from icl_jax.sharding import constrain, use_mesh_of
 
@@ -69,6 +70,10 @@ class Roberta(nnx.Module):
 
     def logits(self, hidden_BTD: jax.Array) -> jax.Array:
         """The MLM head: float32 logits of hidden states."""
+        return vocabulary_logits(*self.vocabulary(hidden_BTD), self.config.dtype)
+
+    def vocabulary(self, hidden_BTD: jax.Array) -> tuple[jax.Array, jax.Array, jax.Array]:
+        """(x, rows, bias) of which `logits` are x rows^T + bias; for `losses.vocabulary_loss`."""
         if self.mlm_head is None:
             raise ValueError(
                 "this encoder has no MLM head (mlm_head=False), so it gives no logits; "
@@ -134,9 +139,10 @@ class MLMHead(nnx.Module):
         self.bias = constant(0.0, (config.vocab_size,), ("vocab",))
         self.table = None if config.tie_head else untied_head(config, STDDEV, rngs)
 
-    def __call__(self, hidden_BTD: jax.Array, token_embedding: Table) -> jax.Array:
+    def __call__(self, hidden_BTD: jax.Array, token_embedding: Table):
+        """(x, rows, bias) of the logits x rows^T + bias."""
         h_BTD = self.norm(ACTIVATIONS[self.activation](self.dense(hidden_BTD)))
-        return (self.table or token_embedding).logits(h_BTD, self.dtype) + self.bias[...]
+        return *(self.table or token_embedding).head(h_BTD, self.dtype), self.bias[...]
 
 
 def square_dense(config: RobertaConfig, rngs: nnx.Rngs) -> Dense:
