@@ -113,6 +113,4 @@ def _nested_problems(config: object, prefix: str) -> list[str]:
         value = getattr(config, field.name)
         if dataclasses.is_dataclass(value):
             found += _nested_problems(value, f"{prefix}{field.name}.")
-    if found:  # what spans several fields makes sense only once each part does
-        return found
-    return [prefix + problem for problem in config.problems()]
+    return found + [prefix + problem for problem in config.problems()]

@@ -11,6 +11,11 @@ CHOICES = (0.55, 0.25, 0.12, 0.08)  # each token has four followers with these p
 ENTROPY = -sum(p * np.log(p) for p in CHOICES)  # 1.13 nats: no model of the language can do better
 
 
+def is_synthetic(source: str) -> bool:
+    """Whether a source is made on the spot."""
+    return source.startswith(PREFIX)
+
+
 def make_source(
     source: str, workdir: epath.Path, vocab_size: int, length: int, seed: int
 ) -> epath.Path:

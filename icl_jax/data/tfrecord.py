@@ -13,12 +13,14 @@ from google.protobuf.message import DecodeError
 import google_crc32c
 import numpy as np
 
+from icl_jax.config import StageError
+
 HEADER_BYTES, FOOTER_BYTES = 12, 4  # uint64 length and its CRC; CRC of the payload
 _DTYPES = {"int64_list": np.int64, "float_list": np.float32, "bytes_list": np.object_}
 REPAIR = "copy this file again from its origin, or build it again"
 
 
-class RecordError(ValueError):
+class RecordError(StageError, ValueError):
     """Records that cannot be used; the message names file, byte offset, expected, got and fix."""
 
 

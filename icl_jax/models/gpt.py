@@ -8,7 +8,8 @@ import dataclasses
 from flax import nnx
 import jax
 
-from icl_jax.config import GPTConfig, validate
+from icl_jax.config import GPTConfig
+from icl_jax.config_tree import validate
 from icl_jax.models.attention import Place, dropout, locate
 from icl_jax.models.inputs import check_tokens, position_limit
 from icl_jax.models.layers import (

@@ -23,7 +23,7 @@ import safetensors
 import safetensors.numpy
 from tqdm import tqdm
 
-from icl_jax.config import GPTConfig, RobertaConfig
+from icl_jax.config import GPTConfig, RobertaConfig, StageError
 from icl_jax.config_tree import validate
 from icl_jax.models import GPT, Roberta, abstract
 from icl_jax.models import huggingface_format as formats
@@ -37,7 +37,7 @@ OVERRIDES = (
 _PICKLED = (".bin", ".pt", ".pth", ".ckpt", ".pkl")
 
 
-class FolderError(ValueError):
+class FolderError(StageError, ValueError):
     """A folder that cannot be read or written; the message says what was expected and what came."""
 
 

@@ -25,10 +25,14 @@ FREE_FIELDS = (
 
 def check_run(config: ExperimentConfig, workdir: epath.Path) -> Data:
     """The opened data of a run that can work; else one ConfigError with everything wrong."""
-    found = find_problems(config)
-    data, data_problems = _open_data(config, workdir)
-    found += data_problems + _mesh_problems(config) + _objective_problems(config)
-    found += _length_problems(config) + _start_problems(config)
+    found, data = find_problems(config), None
+    if config.batch_size > 0 and config.sequence_length > 0 and config.training.accumulate > 0:
+        found += _mesh_problems(config) + _objective_problems(config)
+        found += _length_problems(config) + _start_problems(config)
+        # Records that would be made here are not made for a run that cannot work.
+        if not (found and any(map(synthetic.is_synthetic, config.data.sources))):
+            data, problems = _open_data(config, workdir)
+            found += problems
     if data is not None:
         found += _workdir_problems(config, workdir, data)
     if found:
@@ -59,7 +63,7 @@ def _resolve_sources(config: ExperimentConfig, workdir: epath.Path):
     """The data config with the folders that its sources stand for."""
     sources = []
     for source in config.data.sources:
-        if source.startswith(synthetic.PREFIX):
+        if synthetic.is_synthetic(source):
             size = (config.model.vocab_size, config.sequence_length, config.seed)
             source = str(synthetic.make_source(source, workdir, *size))
         sources.append(source.replace("{workdir}", str(workdir)))
@@ -103,10 +107,13 @@ def _objective_problems(config: ExperimentConfig) -> list[str]:
 
 def _length_problems(config: ExperimentConfig) -> list[str]:
     training, found = config.training, []
+    if config.sequence_length < 2:
+        found.append(
+            f"a row needs at least 2 tokens to predict one, got sequence_length "
+            f"{config.sequence_length}"
+        )
     if not training.steps and not training.epochs:
         found.append("expected training.steps or training.epochs, both are 0")
-    if not config.data.sources:
-        found.append("expected data.sources, folders or globs of TFRecord files, got none")
     if training.epochs and len(config.data.sources) > 1:
         found.append(
             f"training.epochs counts passes over one source, but there are "

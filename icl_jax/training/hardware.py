@@ -14,14 +14,17 @@ class Chip(NamedTuple):
     memory_bytes: float = 0.0  # HBM
     memory_bandwidth: float = 0.0  # bytes per second
     link_bandwidth: float = 0.0  # bytes per second, all links of a chip together, one direction
+    clock: float = 0.0  # cycles per second
 
 
 # By `device_kind`. TPU: cloud.google.com/tpu/docs (system architecture), GPU: NVIDIA data sheets.
+# Clock: flops / (2 per multiply-add of the matrix units: v4, v5p 8 x 128^2, v5e 4 x 128^2, v6e
+# 4 x 256^2), the units that the cycles of libtpu's own estimates imply.
 CHIPS: dict[str, Chip] = {
-    "TPU v4": Chip(275e12, 32 * 2**30, 1.2e12, 6 * 45e9),
-    "TPU v5 lite": Chip(197e12, 16 * 2**30, 8.1e11, 4 * 45e9),
-    "TPU v5": Chip(459e12, 95 * 2**30, 2.765e12, 6 * 90e9),
-    "TPU v6 lite": Chip(918e12, 32 * 2**30, 1.64e12, 4 * 90e9),
+    "TPU v4": Chip(275e12, 32 * 2**30, 1.2e12, 6 * 45e9, 1.05e9),
+    "TPU v5 lite": Chip(197e12, 16 * 2**30, 8.19e11, 4 * 45e9, 1.5e9),
+    "TPU v5": Chip(459e12, 95 * 2**30, 2.765e12, 6 * 90e9, 1.75e9),
+    "TPU v6 lite": Chip(918e12, 32 * 2**30, 1.638e12, 4 * 90e9, 1.75e9),
     "NVIDIA A100-SXM4-40GB": Chip(312e12),
     "NVIDIA A100-SXM4-80GB": Chip(312e12),
     "NVIDIA H100 80GB HBM3": Chip(989e12),

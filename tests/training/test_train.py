@@ -238,9 +238,11 @@ def test_everything_impossible_is_said_at_once_before_anything_is_compiled(tmp_p
     config = experiment(source, mesh=(4, 1, 2), accumulate=3, objective="masked_token")
     config.data.sources += (str(tmp_path / "missing"),)
     config.model.context_length = 8
+    config.optimizer.schedule = "square"
     with pytest.raises(ConfigError) as stopped:
         train(config, epath.Path(tmp_path) / "run")
     for part in (
+        "optimizer.schedule must be one of constant, linear, cosine, got 'square'",
         "sequence_length 16 is longer than model.context_length 8",
         "batch_size 8 is not divisible by mesh.data 4 x mesh.fsdp 1 x training.accumulate 3",
         "objective 'masked_token' needs a RobertaConfig, but model is a GPTConfig",

@@ -1,0 +1,34 @@
+"""RoBERTa-base, continued on task text with masked tokens: (kNN-)TAPT of Levine et al. 2022, D.1.
+
+Command:  python -m icl_jax.main --config=configs/roberta_base_mlm.py --workdir=runs/roberta
+              --config.data.sources=FOLDER  (TFRecords of up to 256 RoBERTa tokens each)
+              --config.training.start_from=FOLDER  (roberta-base: config.json, model.safetensors)
+Cost:     COST
+Expected: with the task's sentences alone (TAPT) 59.8 averaged over the seven STS tasks, with their
+          neighbours in context 61.0 (Levine et al. 2022, table 1)
+"""
+
+from icl_jax.config import DataConfig, ExperimentConfig, MeshConfig, TrainingConfig
+from icl_jax.models.presets import preset as model_preset
+from icl_jax.training.presets import preset as optimizer_preset
+
+
+def get_config() -> ExperimentConfig:
+    model = model_preset("roberta-base")
+    model.dtype, model.scan_layers = "bfloat16", True
+    return ExperimentConfig(
+        batch_size=256,  # appendix D.1: 128 or 256
+        sequence_length=256,
+        model=model,
+        mesh=MeshConfig(data=-1, fsdp=1, tensor=1),
+        data=DataConfig(sources=("data/knn_tapt/neighbours_in_context",), workers=4),
+        optimizer=optimizer_preset(
+            "knn-tapt"
+        ),  # sweep --config.optimizer.learning_rate: 1e-5..7e-5
+        training=TrainingConfig(
+            objective="masked_token",
+            epochs=5,
+            start_from="models/roberta-base",
+            checkpoint_every=500,
+        ),
+    )

@@ -1,0 +1,36 @@
+"""Writes the model of a run as a Hugging Face folder.
+
+Run: python -m icl_jax.training.export --run=WORKDIR --to=FOLDER [--ema]
+"""
+
+from collections.abc import Sequence
+import sys
+
+from absl import app, flags
+from absl import logging as absl_logging
+
+from icl_jax.config import ConfigError, MeshConfig, StageError
+from icl_jax.models import huggingface
+from icl_jax.sharding import make_mesh
+from icl_jax.training import checkpoint
+
+_RUN = flags.DEFINE_string("run", None, "A workdir, or WORKDIR/checkpoints/STEP.", required=True)
+_TO = flags.DEFINE_string("to", None, "The folder to write.", required=True)
+_EMA = flags.DEFINE_bool("ema", False, "The moving average of the weights, not the last ones.")
+
+
+def main(argv: Sequence[str]) -> None:
+    """Loads the latest checkpoint (or the one named) and saves its model."""
+    del argv
+    absl_logging.set_verbosity(absl_logging.WARNING)
+    try:
+        mesh = make_mesh(MeshConfig(data=1, fsdp=-1, tensor=1))
+        model = checkpoint.load_model(_RUN.value, mesh, ema=_EMA.value)
+        huggingface.save(model, _TO.value)
+    except (ConfigError, StageError) as error:
+        sys.exit(f"error: {error}")
+    print(f"{type(model).__name__} of step {checkpoint.find(_RUN.value)[1]} written to {_TO.value}")
+
+
+if __name__ == "__main__":
+    app.run(main)
