@@ -1,5 +1,7 @@
 """A wrong config is refused with every wrong field, what it holds, and the fix."""
 
+import json
+
 import pytest
 
 from icl_jax.config import (
@@ -10,7 +12,7 @@ from icl_jax.config import (
     MeshConfig,
     RobertaConfig,
 )
-from icl_jax.config_tree import validate
+from icl_jax.config_tree import differences, from_dict, to_dict, validate
 
 
 @pytest.mark.parametrize(
@@ -73,3 +75,48 @@ def test_a_field_of_the_wrong_type_is_named(field, value, message):
     with pytest.raises(ConfigError) as caught:
         validate(config)
     assert str(caught.value) == message
+
+
+def test_a_config_survives_being_written_down():
+    config = ExperimentConfig(model=RobertaConfig(num_layers=3))
+    config.data.sources, config.data.phases = ("a", "b"), ((0, (1.0, 0.0)), (5, (1.0, 1.0)))
+    assert from_dict(json.loads(json.dumps(to_dict(config)))) == config
+    with pytest.raises(ConfigError, match="MeshConfig has no field dota; was it written by a la"):
+        from_dict({"class": "MeshConfig", "dota": 1})
+
+
+def test_every_difference_of_two_configs_is_named():
+    ours, theirs = ExperimentConfig(), ExperimentConfig(seed=3, model=GPTConfig(num_layers=2))
+    assert differences(to_dict(theirs), to_dict(ours)) == [
+        "seed: 3 there, 0 here",
+        "model.num_layers: 2 there, 12 here",
+    ]
+
+
+def test_types_inside_a_tuple_are_checked():
+    config = ExperimentConfig()
+    config.data.sources = ("a", 3)
+    with pytest.raises(
+        ConfigError, match=r"data.sources must be tuple.*, got \('a', 3\)"
+    ):
+        validate(config)
+
+
+@pytest.mark.parametrize(
+    ("part", "field", "value", "message"),
+    [
+        ("data", "phases", ((1, (1.0,)),), "the first steps of phases must rise from 0, got [1]"),
+        ("data", "phases", ((0, (1.0,)),), "the phase from step 0 has 1 weights for 0 sources"),
+        ("optimizer", "b2", 1.0, "b2 must be from 0 to 1 but below, got 1.0"),
+        ("optimizer", "warmup", -1, "warmup must be a number of at least 0, got -1"),
+        ("training", "objective", "x", "objective must be one of next_token, masked_token, got"),
+        ("training", "keep_every", 1500, "keep_every 1500 is not a multiple of checkpoint_every"),
+        ("training", "log_every", 0, "log_every must be at least 1, got 0"),
+    ],
+)
+def test_a_wrong_field_of_training_is_named(part, field, value, message):
+    config = ExperimentConfig()
+    setattr(getattr(config, part), field, value)
+    with pytest.raises(ConfigError) as stopped:
+        validate(config)
+    assert f"{part}.{message}" in str(stopped.value)

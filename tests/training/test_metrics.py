@@ -1,0 +1,44 @@
+"""What the metrics count, and how their file is taken up again."""
+
+import json
+
+from etils import epath
+from flax import nnx
+import pytest
+
+from icl_jax.config import ExperimentConfig, TrainingConfig
+from icl_jax.models import abstract
+from icl_jax.models.presets import preset
+from icl_jax.training.hardware import CHIPS, measured_gemm_flops
+from icl_jax.training.metrics import MetricsLog, flops_per_token
+from tests.training.small import experiment
+
+
+def test_flops_are_six_per_weight_of_a_product_and_twelve_per_pair():
+    config = ExperimentConfig(model=preset("gpt2-base"), sequence_length=256)
+    flat = nnx.to_flat_state(abstract(config.model)[1])
+    weights = sum(v.size for path, v in flat if path[-1] == "kernel")
+    weights += next(v.size for path, v in flat if path[0] == "token_embedding")  # the tied head
+    assert flops_per_token(config) == 6 * weights + 12 * 12 * 256 * 768
+
+
+def test_masked_training_counts_the_head_for_predicted_tokens_only():
+    model = preset("roberta-base")
+    both = [
+        flops_per_token(ExperimentConfig(model=model, training=TrainingConfig(objective=objective)))
+        for objective in ("next_token", "masked_token")
+    ]
+    assert both[0] - both[1] == pytest.approx(0.85 * 6 * 50265 * 768)
+
+
+def test_a_cpu_is_measured():
+    assert 1e9 < measured_gemm_flops(size=256, rounds=2) < 1e14
+    assert CHIPS["TPU v5 lite"].flops == 197e12
+
+
+def test_steps_that_will_be_done_again_and_half_a_line_are_dropped(tmp_path):
+    lines = [json.dumps({"step": n, "loss": 1.0}) for n in (1, 2, 3, 4)]
+    (tmp_path / "metrics.jsonl").write_text("\n".join(lines) + '\n{"step": 5, "lo')
+    with MetricsLog(experiment(), epath.Path(tmp_path), 2, 9):
+        pass
+    assert (tmp_path / "metrics.jsonl").read_text().splitlines() == lines[:2]
