@@ -13,6 +13,7 @@ import os
 from pathlib import Path
 import re
 import sys
+import textwrap
 import time
 import typing
 from typing import NamedTuple
@@ -243,7 +244,7 @@ def table(numbers: dict) -> str:
         scaled[f"memory: {name}"] = f"{value / GB:.3f} GB"
     scaled["memory: total"] = f"{memory['total'] / GB:.3f} of {memory['available'] / GB:.2f} GB"
     for name in ("model_flops", "compiled_flops", "flops_with_loops_once"):
-        scaled[name.replace("_", " ")] = f"{numbers[name] / 1e12:.3f} T"
+        scaled[name] = f"{numbers[name] / 1e12:.3f} T"
     scaled["memory traffic"] = f"{numbers['memory_traffic'] / GB:.2f} GB"
     for name, value in numbers["sent"].items():
         scaled[f"sent: {name}"] = f"{value / GB:.3f} GB"
@@ -256,7 +257,7 @@ def table(numbers: dict) -> str:
         f"{numbers['parameters']:,} parameters, {numbers['tokens']:,} tokens a step on "
         f"{numbers['topology']} ({numbers['device_kind']}), mesh {mesh}; compiled in "
         f"{numbers['compile_seconds']:.0f} s. A chip and step:",
-        *(f"{name:<{width}}  {value}" for name, value in scaled.items()),
+        *(f"{name.replace('_', ' '):<{width}}  {value}" for name, value in scaled.items()),
         *(
             f"  {x['sent'] / GB:.3f} GB sent: {x['times']} x {x['kind']} of {x['shape']} among "
             f"{len(x['group'])}, {x['place']}"
@@ -447,8 +448,8 @@ def collectives(program: Program, chips: int) -> list[Collective]:
         factor["collective-permute"] = 1.0
         sent = size * factor.get(kind, share) * times
         place = re.search(r'op_name="(.*?)"', instruction.line)
-        shape = re.sub(r"\{.*?\}", "", instruction.shape)
-        entry = Collective(kind, sent, times, group, shape[:80], place[1] if place else "")
+        shape = textwrap.shorten(re.sub(r"\{.*?\}", "", instruction.shape), 80)
+        entry = Collective(kind, sent, times, group, shape, place[1] if place else "")
         # A chain of fusions repeats an asynchronous collective, also in loops that it outlasts.
         chained = "async_collective_fusion_config" in instruction.line
         key = ("" if chained else name, instruction.attribute("channel_id") or instruction.name)

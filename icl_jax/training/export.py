@@ -22,7 +22,7 @@ _EMA = flags.DEFINE_bool("ema", False, "The moving average of the weights, not t
 def main(argv: Sequence[str]) -> None:
     """Loads the latest checkpoint (or the one named) and saves its model."""
     del argv
-    absl_logging.set_verbosity(absl_logging.WARNING)
+    absl_logging.set_verbosity(absl_logging.ERROR)
     try:
         mesh = make_mesh(MeshConfig(data=1, fsdp=-1, tensor=1))
         model = checkpoint.load_model(_RUN.value, mesh, ema=_EMA.value)

@@ -45,10 +45,10 @@ class MetricsLog:
         if self._writer:
             self._file = _reopen(workdir / "metrics.jsonl", first)
             self._board = SummaryWriter(str(workdir / "tensorboard"), purge_step=first + 1)
-        terminal = sys.stderr.isatty()
+        self._terminal = sys.stderr.isatty()
         self._line = tqdm(
             total=steps, initial=first, unit="step", desc="train", disable=not self._writer,
-            mininterval=0.1 if terminal else 10, dynamic_ncols=True,
+            mininterval=0.1 if self._terminal else 10, dynamic_ncols=True,
         )  # fmt: skip
         self._restart_clock()
 
@@ -101,7 +101,8 @@ class MetricsLog:
         for name, value in values.items():
             self._board.add_scalar(f"train/{name}", value, step)
         self._line.set_postfix_str(
-            f"loss {values['loss']:.4f}, {values['tokens_per_second']:,.0f} tokens/s"
+            f"loss {values['loss']:.4f}, {values['tokens_per_second']:,.0f} tokens/s",
+            refresh=self._terminal,
         )
 
     def _restart_clock(self) -> None:
