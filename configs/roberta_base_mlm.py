@@ -15,7 +15,7 @@ from icl_jax.training.presets import preset as optimizer_preset
 
 def get_config() -> ExperimentConfig:
     model = model_preset("roberta-base")
-    model.dtype, model.scan_layers = "bfloat16", True
+    model.dtype, model.scan_layers, model.remat = "bfloat16", True, "full"
     return ExperimentConfig(
         batch_size=256,  # appendix D.1: 128 or 256
         sequence_length=256,

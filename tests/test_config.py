@@ -96,9 +96,7 @@ def test_every_difference_of_two_configs_is_named():
 def test_types_inside_a_tuple_are_checked():
     config = ExperimentConfig()
     config.data.sources = ("a", 3)
-    with pytest.raises(
-        ConfigError, match=r"data.sources must be tuple.*, got \('a', 3\)"
-    ):
+    with pytest.raises(ConfigError, match=r"data.sources must be tuple.*, got \('a', 3\)"):
         validate(config)
 
 

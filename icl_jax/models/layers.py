@@ -4,11 +4,11 @@ Shape suffixes: B batch, T time, D embed, H heads, K head_dim, F mlp, V vocab, R
 """
 
 from collections.abc import Callable
+import functools
 
 from flax import nnx
 import jax
 import jax.numpy as jnp
-import numpy as np
 
 from icl_jax.config import ModelConfig, TransformerConfig, head_dim, mlp_dim
 from icl_jax.models import attention
@@ -33,6 +33,23 @@ def constant(value: float, shape: tuple[int, ...], axes: tuple[str | None, ...])
     return nnx.Param(jnp.full(shape, value, jnp.float32), logical_axes=axes)
 
 
+@functools.partial(jax.custom_vjp, nondiff_argnums=(1, 2))
+def gather_for_product(kernel: jax.Array, axes: tuple[str | None, ...], dtype: str) -> jax.Array:
+    """The kernel in `dtype`, whole along fsdp: cast before it travels; its gradient stays cut."""
+    return constrain(kernel.astype(dtype), *(None if axis == "embed" else axis for axis in axes))
+
+
+def _gather_forward(kernel, axes, dtype):
+    return gather_for_product(kernel, axes, dtype), None
+
+
+def _gather_backward(axes, dtype, _, gradient):
+    return (constrain(gradient, *axes).astype(jnp.float32),)
+
+
+gather_for_product.defvjp(_gather_forward, _gather_backward)
+
+
 class Dense(nnx.Module):
     """x W + b from the last axes of x, of shape `inputs`, to `outputs`."""
 
@@ -53,13 +70,14 @@ class Dense(nnx.Module):
         self.bias = constant(0.0, out_shape, out_axes)
 
     def __call__(self, x: jax.Array) -> jax.Array:
-        kernel = self.kernel[...].astype(self.dtype)
-        leading, out_shape = x.shape[: -self.num_inputs], kernel.shape[self.num_inputs :]
-        size = int(np.prod(x.shape[-self.num_inputs :]))
-        # One flat product: on CPU its backward pass is far faster than that of batched ones.
-        y = x.reshape(-1, size).astype(self.dtype) @ kernel.reshape(size, -1)
-        y += self.bias[...].astype(self.dtype).reshape(-1)
-        return y.reshape(*leading, *out_shape)
+        axes = self.kernel.get_metadata("logical_axes")
+        kernel = gather_for_product(self.kernel[...], tuple(axes), self.dtype)
+        leading, inputs = x.shape[: -self.num_inputs], x.shape[-self.num_inputs :]
+        # One product over all tokens: on CPU its backward pass is far faster than that of batched
+        # ones. Heads stay apart: to merge them costs a TPU a new layout.
+        x = x.reshape(-1, *inputs).astype(self.dtype)
+        y = jnp.tensordot(x, kernel, axes=self.num_inputs) + self.bias[...].astype(self.dtype)
+        return y.reshape(*leading, *y.shape[1:])
 
 
 class LayerNorm(nnx.Module):

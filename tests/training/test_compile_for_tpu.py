@@ -12,6 +12,7 @@ import pytest
 
 from icl_jax.config import ConfigError, ExperimentConfig, MeshConfig
 from icl_jax.training import compile_for_tpu as tool
+from icl_jax.training import tpu_program
 from icl_jax.training.metrics import flops_per_token
 
 ROOT = Path(__file__).parents[2]
@@ -193,7 +194,7 @@ ENTRY %main (a: bf16[4,128], b: f32[16,128]) -> f32[16,128] {
 
 
 def test_collectives_count_once_per_round_with_the_bytes_that_a_ring_sends():
-    cost = tool.program_cost(PROGRAM, chips=8)
+    cost = tpu_program.program_cost(PROGRAM, chips=8)
     found = {(x.kind, x.times, x.group): x.sent for x in cost.collectives}
     shard, whole = 4 * 128 * 2, 16 * 128 * 4
     assert found == {
@@ -207,7 +208,7 @@ def test_collectives_count_once_per_round_with_the_bytes_that_a_ring_sends():
 
 
 def test_a_loop_that_ends_by_its_data_is_reported_and_counted_once():
-    cost = tool.program_cost(PROGRAM.replace("%n.3 = s32[] constant(3)", ""
+    cost = tpu_program.program_cost(PROGRAM.replace("%n.3 = s32[] constant(3)", ""
                              "%n.3 = s32[] get-tuple-element(%s.3), index=0"), chips=8)  # fmt: skip
     assert cost.unknown_loops == 1
     assert {x.times for x in cost.collectives} == {1}
@@ -224,7 +225,10 @@ def test_a_loop_that_ends_by_its_data_is_reported_and_counted_once():
     ],
 )
 def test_every_way_to_write_a_group_is_read(attributes, group):
-    assert tool.replica_group(f"%x = f32[] all-reduce(%y), {attributes}, to_apply=%z", 8) == group
+    assert (
+        tpu_program.replica_group(f"%x = f32[] all-reduce(%y), {attributes}, to_apply=%z", 8)
+        == group
+    )
 
 
 def test_flops_of_products_leave_out_padding_and_holes():
@@ -238,8 +242,8 @@ ENTRY %main () -> f32[] {
   ROOT %r = f32[] constant(0)
 }"""
     # A product of 2 x 4 pairs of matrices, written as a convolution with holes in its input.
-    program = tool.parse_program(lines)
-    flops = {name: tool.product_flops(program[""], x) for name, x in program[""].items()}
+    program = tpu_program.parse_program(lines)
+    flops = {name: tpu_program.product_flops(program[""], x) for name, x in program[""].items()}
     assert flops["batched"] == 2 * (2 * 4) * 32 * 64 * 16
     assert flops["plain"] == 2 * 32 * 32 * 16
     assert flops["a"] == 0
@@ -261,9 +265,9 @@ ENTRY %main () -> f32[] {
   %thin = f32[8,1]{1,0:T(8,128)} copy(%near)
   ROOT %r = f32[] constant(0)
 }"""
-    program = tool.parse_program(lines)
+    program = tpu_program.parse_program(lines)
     bytes_of = {
-        name: tool.memory_traffic(program, program[""], x) for name, x in program[""].items()
+        name: tpu_program.memory_traffic(program, program[""], x) for name, x in program[""].items()
     }
     layer = 8 * 128 * 4
     assert bytes_of["layer"] == 2 * layer  # read and written
