@@ -80,6 +80,12 @@ def constrain(x: jax.Array, *logical_axes: str | None) -> jax.Array:
     return jax.lax.with_sharding_constraint(x, spec(logical_axes, x.shape, mesh))
 
 
+def platform() -> str:
+    """What is being traced for: the devices of the mesh in use, or the default ones."""
+    device = jax.sharding.get_abstract_mesh().abstract_device
+    return jax.default_backend() if device is None else device.platform
+
+
 def use_mesh_of(model: nnx.Module):
     """A context in which `constrain` knows the mesh that the model lies on, if none is set."""
     array = jax.tree.leaves(nnx.state(model))[0]

@@ -13,7 +13,7 @@ import jax.numpy as jnp
 from icl_jax.config import ModelConfig, TransformerConfig, head_dim, mlp_dim
 from icl_jax.models import attention
 from icl_jax.models.attention import Place
-from icl_jax.sharding import constrain
+from icl_jax.sharding import constrain, platform
 
 ACTIVATIONS: dict[str, Callable[[jax.Array], jax.Array]] = {
     "gelu": lambda x: jax.nn.gelu(x, approximate=False),
@@ -72,12 +72,11 @@ class Dense(nnx.Module):
     def __call__(self, x: jax.Array) -> jax.Array:
         axes = self.kernel.get_metadata("logical_axes")
         kernel = gather_for_product(self.kernel[...], tuple(axes), self.dtype)
-        leading, inputs = x.shape[: -self.num_inputs], x.shape[-self.num_inputs :]
-        # One product over all tokens: on CPU its backward pass is far faster than that of batched
-        # ones. Heads stay apart: to merge them costs a TPU a new layout.
-        x = x.reshape(-1, *inputs).astype(self.dtype)
+        x, leading = x.astype(self.dtype), x.shape[: -self.num_inputs]
+        if platform() == "cpu":  # the backward pass of a flat product is far faster there
+            x = x.reshape(-1, *x.shape[-self.num_inputs :])  # on a TPU it costs new layouts
         y = jnp.tensordot(x, kernel, axes=self.num_inputs) + self.bias[...].astype(self.dtype)
-        return y.reshape(*leading, *y.shape[1:])
+        return y.reshape(*leading, *kernel.shape[self.num_inputs :])
 
 
 class LayerNorm(nnx.Module):
