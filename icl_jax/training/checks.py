@@ -4,6 +4,7 @@ import dataclasses
 import json
 
 from etils import epath
+import jax
 
 from icl_jax.config import ConfigError, ExperimentConfig, GPTConfig, RobertaConfig
 from icl_jax.config_tree import differences, find_problems, to_dict
@@ -42,6 +43,8 @@ def check_run(config: ExperimentConfig, workdir: epath.Path) -> Data:
 
 def record_run(config: ExperimentConfig, workdir: epath.Path, data: Data) -> None:
     """Writes `config.json`, by which a later start knows what the workdir belongs to."""
+    if jax.process_index() != 0:
+        return
     workdir.mkdir(parents=True, exist_ok=True)
     partial = workdir / "config.json.partial"
     content = {"config": to_dict(config), "data": data.fingerprint()}

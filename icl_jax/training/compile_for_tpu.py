@@ -114,8 +114,11 @@ def topology_devices(topology: str) -> list[jax.Device]:
         "TPU_ACCELERATOR_TYPE": "v5litepod-16", "ALLOW_MULTIPLE_LIBTPU_LOAD": "1",
     }  # fmt: skip
     jax.config.update("jax_platforms", "cpu")
+    # A host has 2 x 2 chips, or all of a smaller slice.
+    host = [min(2, int(size)) for size in sizes.split("x")[:2]] + [1]
+    options = {"chips_per_host_bounds": host, **known.options}
     try:
-        return topologies.get_topology_desc(topology, platform="tpu", **known.options).devices
+        return topologies.get_topology_desc(topology, platform="tpu", **options).devices
     except jax.errors.JaxRuntimeError as error:
         raise ConfigError(f"--topology={topology}: {str(error).splitlines()[0]}") from error
 

@@ -1,5 +1,6 @@
 """The train stage: from records to checkpoints, continued wherever it was stopped."""
 
+import contextlib
 import math
 import signal
 import time
@@ -42,9 +43,12 @@ def train(config: ExperimentConfig, workdir: epath.Path) -> TrainState:
             print(f"training is complete: {first} steps in {workdir / 'checkpoints'}")
             return state
         print(describe(config, data, mesh, first, steps), flush=True)
-        batches = open_batches(config, data, first, steps)
         train_step = compile_train_step(config, optimizer, schedule, mesh)
-        with MetricsLog(config, workdir, first, steps) as log, StopSignals() as stop:
+        with (
+            contextlib.closing(open_batches(config, data, first, steps)) as batches,
+            MetricsLog(config, workdir, first, steps) as log,
+            StopSignals() as stop,
+        ):
             for step in range(first + 1, steps + 1):
                 batch, waited = next_batch(batches, config, mesh)
                 state, metrics = train_step(state, batch)
