@@ -19,7 +19,7 @@ def find_problems(config: object) -> list[str]:
     """Everything wrong with `config` and what is nested in it."""
     if not dataclasses.is_dataclass(config):
         raise ConfigError(f"expected a config of icl_jax.config, got {config!r}")
-    return _type_problems(config, "") or _nested_problems(config, "")  # these compute with values
+    return type_problems(config) or _nested_problems(config, "")  # these compute with values
 
 
 def to_dict(config: object) -> dict:
@@ -71,7 +71,8 @@ def _as_tuples(value: object) -> object:
     return tuple(_as_tuples(part) for part in value) if isinstance(value, list) else value
 
 
-def _type_problems(config: object, prefix: str) -> list[str]:
+def type_problems(config: object, prefix: str = "") -> list[str]:
+    """Fields that hold a value of the wrong type: no other check can compute with these."""
     found = []
     hints = typing.get_type_hints(type(config))
     for field in dataclasses.fields(config):
@@ -79,7 +80,7 @@ def _type_problems(config: object, prefix: str) -> list[str]:
         if not _is_of_type(value, expected):
             found.append(f"{name} must be {_type_name(expected)}, got {value!r}")
         elif dataclasses.is_dataclass(value):
-            found += _type_problems(value, name + ".")
+            found += type_problems(value, name + ".")
     return found
 
 

@@ -5,9 +5,10 @@ import json
 
 from etils import epath
 import jax
+from jax.sharding import Mesh
 
 from icl_jax.config import ConfigError, ExperimentConfig, GPTConfig, RobertaConfig
-from icl_jax.config_tree import differences, find_problems, to_dict
+from icl_jax.config_tree import differences, find_problems, to_dict, type_problems
 from icl_jax.data import synthetic
 from icl_jax.data.input_pipeline import Data, open_data
 from icl_jax.data.tfrecord import RecordError
@@ -27,6 +28,8 @@ FREE_FIELDS = (
 def check_run(config: ExperimentConfig, workdir: epath.Path) -> Data:
     """The opened data of a run that can work; else one ConfigError with everything wrong."""
     found, data = find_problems(config), None
+    if type_problems(config):
+        raise ConfigError("; ".join(found))
     if config.batch_size > 0 and config.sequence_length > 0 and config.training.accumulate > 0:
         found += _mesh_problems(config) + _objective_problems(config)
         found += _length_problems(config) + _start_problems(config)
@@ -75,9 +78,13 @@ def _resolve_sources(config: ExperimentConfig, workdir: epath.Path):
 
 def _mesh_problems(config: ExperimentConfig) -> list[str]:
     try:
-        mesh = make_mesh(config.mesh)
+        return batch_problems(config, make_mesh(config.mesh))
     except ConfigError as error:
         return [str(error)]
+
+
+def batch_problems(config: ExperimentConfig, mesh: Mesh) -> list[str]:
+    """Whether every device gets the same number of rows of every part of a batch."""
     parts = mesh.shape["data"] * mesh.shape["fsdp"]
     if config.batch_size % (parts * config.training.accumulate):
         return [

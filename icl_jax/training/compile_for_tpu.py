@@ -27,6 +27,7 @@ from icl_jax.config import ConfigError, ExperimentConfig
 from icl_jax.config_tree import validate
 from icl_jax.models import abstract
 from icl_jax.sharding import make_mesh
+from icl_jax.training.checks import batch_problems
 from icl_jax.training.hardware import CHIPS, Chip
 from icl_jax.training.metrics import flops_per_token
 from icl_jax.training.optimizer import learning_rate, make_optimizer
@@ -66,7 +67,8 @@ def measure(config: ExperimentConfig, topology: str, hlo_path: str | None = None
     validate(config)
     devices = topology_devices(topology)
     mesh = make_mesh(config.mesh, devices)
-    _check_batch(config, mesh)
+    if found := batch_problems(config, mesh):
+        raise ConfigError("; ".join(found))
     available = memory_limit(devices[0])
     schedule = learning_rate(config.optimizer, config.training.steps or 1000)
     start = time.perf_counter()
@@ -121,15 +123,6 @@ def topology_devices(topology: str) -> list[jax.Device]:
         return topologies.get_topology_desc(topology, platform="tpu", **options).devices
     except jax.errors.JaxRuntimeError as error:
         raise ConfigError(f"--topology={topology}: {str(error).splitlines()[0]}") from error
-
-
-def _check_batch(config: ExperimentConfig, mesh: Mesh) -> None:
-    data, fsdp, parts = mesh.shape["data"], mesh.shape["fsdp"], config.training.accumulate
-    if config.batch_size % (data * fsdp * parts):
-        raise ConfigError(
-            f"batch_size {config.batch_size} is not divisible by mesh.data {data} x mesh.fsdp "
-            f"{fsdp} x training.accumulate {parts}; change one of them"
-        )
 
 
 def memory_limit(device: jax.Device) -> float:

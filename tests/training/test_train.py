@@ -272,3 +272,10 @@ def test_a_workdir_of_another_config_is_refused_with_the_difference(finished):
     )
     with pytest.raises(ConfigError, match=r"optimizer\.schedule: 'constant' there, 'linear' here"):
         train(longer, workdir)
+
+
+def test_a_value_of_the_wrong_type_is_named_alone(tmp_path):
+    config = experiment()
+    config.batch_size = "8"
+    with pytest.raises(ConfigError, match=r"^batch_size must be int, got '8'$"):
+        train(config, epath.Path(tmp_path) / "run")
