@@ -5,16 +5,8 @@ The dataclasses stay unfrozen because the flags assign to their fields.
 """
 
 import dataclasses
-import itertools
 
-ACTIVATIONS = ("gelu", "gelu_new", "relu", "silu")
-POSITIONS = ("learned", "sinusoidal", "linear", "none", "alibi", "rotary")
-REMAT_POLICIES = ("none", "dots", "full")
-DTYPES = ("float32", "bfloat16")
-EMBEDDINGS = ("vocabulary", "convolution")
-OBJECTIVES = ("next_token", "masked_token")
-SCHEDULES = ("constant", "linear", "cosine")
-STARTS = ("weights", "everything")
+from icl_jax import config_problems
 
 
 class ConfigError(ValueError):
@@ -50,7 +42,7 @@ class TransformerConfig:
     remat: str = "none"  # recompute in the backward pass: none, dots (keep matmuls), full
 
     def problems(self) -> list[str]:
-        return _transformer_problems(self)
+        return config_problems.transformer_problems(self)
 
 
 @dataclasses.dataclass(unsafe_hash=True)
@@ -73,18 +65,7 @@ class RobertaConfig(TransformerConfig):
     pooler: bool = False  # BERT's tanh layer on the first token, kept for the round trip
 
     def problems(self) -> list[str]:
-        found = _transformer_problems(self)
-        _require_choice(found, "head_activation", self.head_activation, ACTIVATIONS)
-        if self.token_types < 1:
-            found.append(f"token_types must be at least 1, got {self.token_types}")
-        if self.position_offset < 0:
-            found.append(f"position_offset must be at least 0, got {self.position_offset}")
-        if not 0 <= self.pad_token_id < self.vocab_size:
-            found.append(
-                f"pad_token_id must be within the vocabulary of {self.vocab_size}, "
-                f"got {self.pad_token_id}"
-            )
-        return found
+        return config_problems.roberta_problems(self)
 
 
 @dataclasses.dataclass(unsafe_hash=True)
@@ -111,20 +92,7 @@ class LinearAttentionConfig:
     remat: str = "none"
 
     def problems(self) -> list[str]:
-        found = _network_problems(self)
-        _require_choice(found, "embedding", self.embedding, EMBEDDINGS)
-        _require_positive(found, self, "input_dim", "kernel_size")
-        if self.position in ("alibi", "rotary"):
-            found.append(
-                f"position '{self.position}' changes the attention scores of the analysed network; "
-                "choose none, learned, sinusoidal or linear"
-            )
-        if self.embedding == "convolution" and self.tie_head:
-            found.append(
-                "a convolution embedding has no vocabulary matrix to tie the head to; "
-                "set tie_head=False"
-            )
-        return found
+        return config_problems.linear_attention_problems(self)
 
 
 ModelConfig = GPTConfig | RobertaConfig | LinearAttentionConfig
@@ -139,15 +107,95 @@ class MeshConfig:
     tensor: int = 1  # heads, feed-forward and vocabulary cut over these
 
     def problems(self) -> list[str]:
-        sizes = dataclasses.asdict(self)
-        found = [
-            f"{axis} must be a number of devices or -1, got {size}"
-            for axis, size in sizes.items()
-            if size < 1 and size != -1
-        ]
-        if list(sizes.values()).count(-1) > 1:
-            found.append(f"only one axis may be -1, got {sizes}")
-        return found
+        return config_problems.mesh_problems(self)
+
+
+@dataclasses.dataclass
+class CorpusConfig:
+    """Which documents are read, and how they become sentences (rules: `corpus/sentences.py`)."""
+
+    # Files, folders or globs; or tfds:NAME (tfds:wikipedia/20230601.en), or tfds:FOLDER, prepared.
+    files: tuple[str, ...] = ()
+    format: str = "auto"  # auto (by name), text, jsonl, wikiextractor, parquet; .gz is unpacked
+    text_field: str = "text"  # jsonl, parquet, tfds: the field that holds the text
+    title_field: str = "title"  # the same, of the title, where there is one
+    text_documents: str = "file"  # in a text file a document is: file, block (blank lines), line
+    language: str = "en"  # of the sentence splitter
+    clean: bool = True  # drop titles, headings, lists and what is left of markup
+    max_sentence_tokens: int = 128  # longer sentences are
+    long_sentences: str = "split"  # split or drop
+    max_bad_share: float = 0.01  # of the documents may be unreadable; more stop the run
+
+    def problems(self) -> list[str]:
+        return config_problems.corpus_problems(self)
+
+
+@dataclasses.dataclass
+class TokenizerConfig:
+    """Text to the tokens of the model: a published tokenizer, or one trained on the corpus."""
+
+    folder: str = ""  # with tokenizer.json, or vocab.json + merges.txt; "": train one
+    vocab_size: int = 8192  # of the trained one, special tokens included; from 257 up
+    # Between the sentences of an example. "": one that the vocabulary holds unused (RoBERTa's
+    # madeupword0000), else the new token <|separator|> at its end (GPT-2: id 50257).
+    separator: str = ""
+
+    def problems(self) -> list[str]:
+        return config_problems.tokenizer_problems(self)
+
+
+@dataclasses.dataclass
+class EncoderConfig:
+    """What turns sentences into vectors."""
+
+    # A sentence-transformers folder (BERT, RoBERTa), or a model folder (mean of the last layer; our
+    # own by `training.export`). "": TF-IDF and SVD, fitted on the corpus.
+    folder: str = ""
+    tfidf_dim: int = 256  # of the vectors after the SVD
+    max_tokens: int = 0  # a longer sentence is cut; 0: what the folder says
+    batch_tokens: int = 8192  # tokens of one step on the devices, padding included
+    dtype: str = "float32"  # of the matrix products; bfloat16 on accelerators
+    store: str = "float16"  # of the vectors on disk; or float32
+
+    def problems(self) -> list[str]:
+        return config_problems.encoder_problems(self)
+
+
+@dataclasses.dataclass
+class SearchConfig:
+    """Which sentences count as related."""
+
+    neighbours: int = 10  # most of one query
+    min_similarity: float = 0.8  # cosine (Levine et al. 2022, section 3)
+    same_document: bool = False  # True: a query's own document may hold neighbours too
+    # Near duplicates are left out, of the query and of each other: sentences whose sets of three
+    # consecutive words have at least this Jaccard index. Above 1: only equal sentences are.
+    duplicate_jaccard: float = 0.6
+    engine: str = "faiss"  # or jax: brute force on the devices
+    index: str = "auto"  # faiss: a factory string; jax: exact or approximate; auto: by size
+    probes: int = 0  # faiss IVF: lists searched for a query; 0: automatic
+    memory_gigabytes: float = 8.0  # that an automatic choice may take
+    recall_sample: int = 1000  # queries whose recall against brute force is measured; 0: none
+
+    def problems(self) -> list[str]:
+        return config_problems.search_problems(self)
+
+
+@dataclasses.dataclass
+class DesignConfig:
+    """From text to related sentences."""
+
+    corpus: CorpusConfig = dataclasses.field(default_factory=CorpusConfig)
+    # kNN-TAPT: the task's sentences; without files, the corpus is searched with its own sentences.
+    queries: CorpusConfig = dataclasses.field(default_factory=CorpusConfig)
+    tokenizer: TokenizerConfig = dataclasses.field(default_factory=TokenizerConfig)
+    encoder: EncoderConfig = dataclasses.field(default_factory=EncoderConfig)
+    search: SearchConfig = dataclasses.field(default_factory=SearchConfig)
+    shard_megabytes: float = 4.0  # of text; what is lost at most when the run is killed
+    workers: int = 0  # processes; 0: one for each core. The result does not depend on it
+
+    def problems(self) -> list[str]:
+        return config_problems.design_problems(self)
 
 
 @dataclasses.dataclass
@@ -163,7 +211,7 @@ class DataConfig:
     prefetch: int = 4  # batches read ahead (by each worker)
 
     def problems(self) -> list[str]:
-        return _data_problems(self)
+        return config_problems.data_problems(self)
 
 
 @dataclasses.dataclass
@@ -181,7 +229,7 @@ class OptimizerConfig:
     clip_norm: float = 1.0  # largest norm of the whole gradient; 0: no clipping
 
     def problems(self) -> list[str]:
-        return _optimizer_problems(self)
+        return config_problems.optimizer_problems(self)
 
 
 @dataclasses.dataclass
@@ -205,7 +253,7 @@ class TrainingConfig:
     log_every: int = 10  # steps between two lines of metrics.jsonl
 
     def problems(self) -> list[str]:
-        return _training_problems(self)
+        return config_problems.training_problems(self)
 
 
 @dataclasses.dataclass
@@ -217,21 +265,13 @@ class ExperimentConfig:
     sequence_length: int = 256  # tokens of a row (the same)
     model: ModelConfig = dataclasses.field(default_factory=GPTConfig)
     mesh: MeshConfig = dataclasses.field(default_factory=MeshConfig)
+    design: DesignConfig = dataclasses.field(default_factory=DesignConfig)
     data: DataConfig = dataclasses.field(default_factory=DataConfig)
     optimizer: OptimizerConfig = dataclasses.field(default_factory=OptimizerConfig)
     training: TrainingConfig = dataclasses.field(default_factory=TrainingConfig)
 
     def problems(self) -> list[str]:
-        found = []
-        _require_positive(found, self, "batch_size", "sequence_length")
-        if self.seed < 0:
-            found.append(f"seed must be at least 0, got {self.seed}")
-        if self.sequence_length > self.model.context_length:
-            found.append(
-                f"sequence_length {self.sequence_length} is longer than "
-                f"model.context_length {self.model.context_length}; change one of them"
-            )
-        return found
+        return config_problems.experiment_problems(self)
 
 
 def head_dim(config: ModelConfig) -> int:
@@ -242,110 +282,3 @@ def head_dim(config: ModelConfig) -> int:
 def mlp_dim(config: TransformerConfig) -> int:
     """The width inside the feed-forward layer."""
     return config.mlp_dim or 4 * config.embed_dim
-
-
-def _network_problems(config: ModelConfig) -> list[str]:
-    found: list[str] = []
-    _require_positive(
-        found, config, "vocab_size", "context_length", "num_layers", "embed_dim", "num_heads",
-        "head_dim", "embedding_rank", "position_rank",
-    )  # fmt: skip
-    _require_choice(found, "position", config.position, POSITIONS)
-    _require_choice(found, "dtype", config.dtype, DTYPES)
-    _require_choice(found, "remat", config.remat, REMAT_POLICIES)
-    if config.head_dim is None and config.num_heads > 0 and config.embed_dim % config.num_heads:
-        found.append(
-            f"embed_dim {config.embed_dim} is not a multiple of num_heads {config.num_heads}; "
-            "set head_dim, or change one of the two"
-        )
-    if config.position_rank is not None and config.position != "learned":
-        found.append(
-            f"position_rank is for learned positions, but position is '{config.position}'; "
-            "set position='learned' or leave position_rank out"
-        )
-    return found
-
-
-def _transformer_problems(config: TransformerConfig) -> list[str]:
-    found = _network_problems(config)
-    _require_positive(found, config, "mlp_dim")
-    _require_choice(found, "activation", config.activation, ACTIVATIONS)
-    if not 0 < config.norm_epsilon < 1:
-        found.append(f"norm_epsilon must be between 0 and 1, got {config.norm_epsilon}")
-    for name in ("embedding_dropout", "attention_dropout", "residual_dropout"):
-        if not 0 <= getattr(config, name) < 1:
-            found.append(f"{name} must be at least 0 and below 1, got {getattr(config, name)}")
-    if config.position == "rotary" and config.num_heads > 0 and head_dim(config) % 2:
-        found.append(f"rotary positions need an even head_dim, got {head_dim(config)}")
-    return found
-
-
-def _data_problems(config: DataConfig) -> list[str]:
-    found: list[str] = []
-    _require_positive(found, config, "prefetch")
-    if config.workers < 0:
-        found.append(f"workers must be at least 0, got {config.workers}")
-    firsts = [first for first, _ in config.phases]
-    if firsts and (firsts[0] != 0 or any(a >= b for a, b in itertools.pairwise(firsts))):
-        found.append(f"the first steps of phases must rise from 0, got {firsts}")
-    for first, weights in config.phases:
-        if len(weights) != len(config.sources):
-            found.append(
-                f"the phase from step {first} has {len(weights)} weights for "
-                f"{len(config.sources)} sources"
-            )
-        elif not all(0 <= weight < float("inf") for weight in weights) or sum(weights) <= 0:
-            found.append(
-                f"the weights from step {first} must be at least 0, and one above, got {weights}"
-            )
-    return found
-
-
-def _optimizer_problems(config: OptimizerConfig) -> list[str]:
-    found: list[str] = []
-    _require_choice(found, "schedule", config.schedule, SCHEDULES)
-    _require_share(found, config, "b1", "b2", "epsilon", below=True)
-    _require_share(found, config, "final_share")
-    for name in ("learning_rate", "warmup", "weight_decay", "clip_norm"):
-        value = getattr(config, name)
-        if not 0 <= value < float("inf"):
-            found.append(f"{name} must be a number of at least 0, got {value}")
-    return found
-
-
-def _training_problems(config: TrainingConfig) -> list[str]:
-    found: list[str] = []
-    _require_choice(found, "objective", config.objective, OBJECTIVES)
-    _require_choice(found, "start_with", config.start_with, STARTS)
-    _require_positive(found, config, "accumulate", "checkpoint_every", "keep_last", "log_every")
-    _require_share(found, config, "ema_decay", "mask_share", below=True)
-    for name in ("steps", "epochs", "keep_every"):
-        if not 0 <= getattr(config, name) < float("inf"):
-            found.append(f"{name} must be at least 0, got {getattr(config, name)}")
-    if config.checkpoint_every > 0 and config.keep_every % config.checkpoint_every:
-        found.append(
-            f"keep_every {config.keep_every} is not a multiple of checkpoint_every "
-            f"{config.checkpoint_every}, so no checkpoint would be kept for good"
-        )
-    if config.steps and config.epochs:
-        found.append(f"set steps or epochs, got {config.steps} steps and {config.epochs} epochs")
-    return found
-
-
-def _require_share(found: list[str], config: object, *names: str, below: bool = False) -> None:
-    for name in names:
-        value = getattr(config, name)
-        if not 0 <= value <= 1 or (below and value == 1):
-            found.append(f"{name} must be from 0 to 1{' but below' * below}, got {value}")
-
-
-def _require_positive(found: list[str], config: object, *names: str) -> None:
-    for name in names:
-        value = getattr(config, name)
-        if value is not None and value < 1:
-            found.append(f"{name} must be at least 1, got {value}")
-
-
-def _require_choice(found: list[str], name: str, value: str, choices: tuple[str, ...]) -> None:
-    if value not in choices:
-        found.append(f"{name} must be one of {', '.join(choices)}, got '{value}'")

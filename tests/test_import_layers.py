@@ -9,7 +9,7 @@ PACKAGE = Path(__file__).parents[1] / "icl_jax"
 
 # A module may import from its own layer and from those before it.
 LAYERS = [
-    {"config", "config_tree", "sharding"},
+    {"config", "config_problems", "config_tree", "sharding", "step_folder", "parallel"},
     {"corpus", "models", "data"},
     {"retrieval"},
     {"example_design"},

@@ -1,0 +1,242 @@
+"""What can be wrong with each part of a config, as lines for one message."""
+
+import dataclasses
+import itertools
+
+ACTIVATIONS = ("gelu", "gelu_new", "relu", "silu")
+POSITIONS = ("learned", "sinusoidal", "linear", "none", "alibi", "rotary")
+REMAT_POLICIES = ("none", "dots", "full")
+DTYPES = ("float32", "bfloat16")
+EMBEDDINGS = ("vocabulary", "convolution")
+OBJECTIVES = ("next_token", "masked_token")
+SCHEDULES = ("constant", "linear", "cosine")
+STARTS = ("weights", "everything")
+CORPUS_FORMATS = ("auto", "text", "jsonl", "wikiextractor", "parquet")
+TEXT_DOCUMENTS = ("file", "block", "line")
+LONG_SENTENCES = ("split", "drop")
+STORES = ("float16", "float32")
+ENGINES = ("faiss", "jax")
+JAX_INDEXES = ("auto", "exact", "approximate")
+MIN_TRAINED_VOCABULARY = 257
+
+
+def network_problems(config) -> list[str]:
+    found: list[str] = []
+    require_positive(
+        found, config, "vocab_size", "context_length", "num_layers", "embed_dim", "num_heads",
+        "head_dim", "embedding_rank", "position_rank",
+    )  # fmt: skip
+    require_choice(found, "position", config.position, POSITIONS)
+    require_choice(found, "dtype", config.dtype, DTYPES)
+    require_choice(found, "remat", config.remat, REMAT_POLICIES)
+    if config.head_dim is None and config.num_heads > 0 and config.embed_dim % config.num_heads:
+        found.append(
+            f"embed_dim {config.embed_dim} is not a multiple of num_heads {config.num_heads}; "
+            "set head_dim, or change one of the two"
+        )
+    if config.position_rank is not None and config.position != "learned":
+        found.append(
+            f"position_rank is for learned positions, but position is '{config.position}'; "
+            "set position='learned' or leave position_rank out"
+        )
+    return found
+
+
+def transformer_problems(config) -> list[str]:
+    found = network_problems(config)
+    require_positive(found, config, "mlp_dim")
+    require_choice(found, "activation", config.activation, ACTIVATIONS)
+    if not 0 < config.norm_epsilon < 1:
+        found.append(f"norm_epsilon must be between 0 and 1, got {config.norm_epsilon}")
+    for name in ("embedding_dropout", "attention_dropout", "residual_dropout"):
+        if not 0 <= getattr(config, name) < 1:
+            found.append(f"{name} must be at least 0 and below 1, got {getattr(config, name)}")
+    if config.position == "rotary" and config.num_heads > 0:
+        size = config.head_dim or config.embed_dim // config.num_heads
+        if size % 2:
+            found.append(f"rotary positions need an even head_dim, got {size}")
+    return found
+
+
+def roberta_problems(config) -> list[str]:
+    found = transformer_problems(config)
+    require_choice(found, "head_activation", config.head_activation, ACTIVATIONS)
+    if config.token_types < 1:
+        found.append(f"token_types must be at least 1, got {config.token_types}")
+    if config.position_offset < 0:
+        found.append(f"position_offset must be at least 0, got {config.position_offset}")
+    if not 0 <= config.pad_token_id < config.vocab_size:
+        found.append(
+            f"pad_token_id must be within the vocabulary of {config.vocab_size}, "
+            f"got {config.pad_token_id}"
+        )
+    return found
+
+
+def linear_attention_problems(config) -> list[str]:
+    found = network_problems(config)
+    require_choice(found, "embedding", config.embedding, EMBEDDINGS)
+    require_positive(found, config, "input_dim", "kernel_size")
+    if config.position in ("alibi", "rotary"):
+        found.append(
+            f"position '{config.position}' changes the attention scores of the analysed network; "
+            "choose none, learned, sinusoidal or linear"
+        )
+    if config.embedding == "convolution" and config.tie_head:
+        found.append(
+            "a convolution embedding has no vocabulary matrix to tie the head to; "
+            "set tie_head=False"
+        )
+    return found
+
+
+def mesh_problems(config) -> list[str]:
+    sizes = dataclasses.asdict(config)
+    found = [
+        f"{axis} must be a number of devices or -1, got {size}"
+        for axis, size in sizes.items()
+        if size < 1 and size != -1
+    ]
+    if list(sizes.values()).count(-1) > 1:
+        found.append(f"only one axis may be -1, got {sizes}")
+    return found
+
+
+def corpus_problems(config) -> list[str]:
+    found: list[str] = []
+    require_choice(found, "format", config.format, CORPUS_FORMATS)
+    require_choice(found, "text_documents", config.text_documents, TEXT_DOCUMENTS)
+    require_choice(found, "long_sentences", config.long_sentences, LONG_SENTENCES)
+    require_positive(found, config, "max_sentence_tokens")
+    require_share(found, config, "max_bad_share")
+    return found
+
+
+def tokenizer_problems(config) -> list[str]:
+    if not config.folder and config.vocab_size < MIN_TRAINED_VOCABULARY:
+        return [
+            f"vocab_size must be at least {MIN_TRAINED_VOCABULARY} (bytes and special tokens), "
+            f"got {config.vocab_size}"
+        ]
+    return []
+
+
+def encoder_problems(config) -> list[str]:
+    found: list[str] = []
+    require_choice(found, "dtype", config.dtype, DTYPES)
+    require_choice(found, "store", config.store, STORES)
+    require_positive(found, config, "tfidf_dim", "batch_tokens")
+    if config.max_tokens < 0:
+        found.append(f"max_tokens must be at least 0, got {config.max_tokens}")
+    return found
+
+
+def search_problems(config) -> list[str]:
+    found: list[str] = []
+    require_positive(found, config, "neighbours")
+    require_choice(found, "engine", config.engine, ENGINES)
+    if config.engine == "jax":
+        require_choice(found, "index", config.index, JAX_INDEXES)
+    if not -1 <= config.min_similarity <= 1:
+        found.append(f"min_similarity must be a cosine, -1 to 1, got {config.min_similarity}")
+    if not config.duplicate_jaccard > 0:
+        found.append(f"duplicate_jaccard must be above 0, got {config.duplicate_jaccard}")
+    if not config.memory_gigabytes > 0:
+        found.append(f"memory_gigabytes must be above 0, got {config.memory_gigabytes}")
+    for name in ("probes", "recall_sample"):
+        if getattr(config, name) < 0:
+            found.append(f"{name} must be at least 0, got {getattr(config, name)}")
+    return found
+
+
+def design_problems(config) -> list[str]:
+    found: list[str] = []
+    if not config.shard_megabytes > 0:
+        found.append(f"shard_megabytes must be above 0, got {config.shard_megabytes}")
+    if config.workers < 0:
+        found.append(f"workers must be at least 0, got {config.workers}")
+    return found
+
+
+def data_problems(config) -> list[str]:
+    found: list[str] = []
+    require_positive(found, config, "prefetch")
+    if config.workers < 0:
+        found.append(f"workers must be at least 0, got {config.workers}")
+    firsts = [first for first, _ in config.phases]
+    if firsts and (firsts[0] != 0 or any(a >= b for a, b in itertools.pairwise(firsts))):
+        found.append(f"the first steps of phases must rise from 0, got {firsts}")
+    for first, weights in config.phases:
+        if len(weights) != len(config.sources):
+            found.append(
+                f"the phase from step {first} has {len(weights)} weights for "
+                f"{len(config.sources)} sources"
+            )
+        elif not all(0 <= weight < float("inf") for weight in weights) or sum(weights) <= 0:
+            found.append(
+                f"the weights from step {first} must be at least 0, and one above, got {weights}"
+            )
+    return found
+
+
+def optimizer_problems(config) -> list[str]:
+    found: list[str] = []
+    require_choice(found, "schedule", config.schedule, SCHEDULES)
+    require_share(found, config, "b1", "b2", "epsilon", below=True)
+    require_share(found, config, "final_share")
+    for name in ("learning_rate", "warmup", "weight_decay", "clip_norm"):
+        value = getattr(config, name)
+        if not 0 <= value < float("inf"):
+            found.append(f"{name} must be a number of at least 0, got {value}")
+    return found
+
+
+def training_problems(config) -> list[str]:
+    found: list[str] = []
+    require_choice(found, "objective", config.objective, OBJECTIVES)
+    require_choice(found, "start_with", config.start_with, STARTS)
+    require_positive(found, config, "accumulate", "checkpoint_every", "keep_last", "log_every")
+    require_share(found, config, "ema_decay", "mask_share", below=True)
+    for name in ("steps", "epochs", "keep_every"):
+        if not 0 <= getattr(config, name) < float("inf"):
+            found.append(f"{name} must be at least 0, got {getattr(config, name)}")
+    if config.checkpoint_every > 0 and config.keep_every % config.checkpoint_every:
+        found.append(
+            f"keep_every {config.keep_every} is not a multiple of checkpoint_every "
+            f"{config.checkpoint_every}, so no checkpoint would be kept for good"
+        )
+    if config.steps and config.epochs:
+        found.append(f"set steps or epochs, got {config.steps} steps and {config.epochs} epochs")
+    return found
+
+
+def experiment_problems(config) -> list[str]:
+    found = []
+    require_positive(found, config, "batch_size", "sequence_length")
+    if config.seed < 0:
+        found.append(f"seed must be at least 0, got {config.seed}")
+    if config.sequence_length > config.model.context_length:
+        found.append(
+            f"sequence_length {config.sequence_length} is longer than "
+            f"model.context_length {config.model.context_length}; change one of them"
+        )
+    return found
+
+
+def require_share(found: list[str], config: object, *names: str, below: bool = False) -> None:
+    for name in names:
+        value = getattr(config, name)
+        if not 0 <= value <= 1 or (below and value == 1):
+            found.append(f"{name} must be from 0 to 1{' but below' * below}, got {value}")
+
+
+def require_positive(found: list[str], config: object, *names: str) -> None:
+    for name in names:
+        value = getattr(config, name)
+        if value is not None and value < 1:
+            found.append(f"{name} must be at least 1, got {value}")
+
+
+def require_choice(found: list[str], name: str, value: str, choices: tuple[str, ...]) -> None:
+    if value not in choices:
+        found.append(f"{name} must be one of {', '.join(choices)}, got '{value}'")

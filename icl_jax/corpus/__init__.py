@@ -1,0 +1,1 @@
+"""Text in: documents, sentences, tokens, and the sentence table."""

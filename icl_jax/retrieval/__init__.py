@@ -1,0 +1,1 @@
+"""Related sentences: vectors, search, neighbours."""

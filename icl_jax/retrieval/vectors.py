@@ -1,0 +1,55 @@
+"""Sentence vectors on disk: one `.npy` file per shard of the sentence table, memory-mapped."""
+
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+
+from icl_jax.step_folder import beside
+
+
+class Vectors:
+    """The rows of all shards one after the other; row i belongs to sentence i of the table."""
+
+    def __init__(self, shards: Sequence[np.ndarray]):
+        self.shards = list(shards)
+        self.starts = np.cumsum([0, *(len(shard) for shard in self.shards)])
+        self.width = self.shards[0].shape[1]
+
+    @classmethod
+    def open(cls, folder: Path, num_shards: int) -> "Vectors":
+        """The files of a complete embedding step."""
+        return cls([np.load(shard_file(folder, i), mmap_mode="r") for i in range(num_shards)])
+
+    def __len__(self) -> int:
+        return int(self.starts[-1])
+
+    def take(self, ids: np.ndarray) -> np.ndarray:
+        """Float32 rows of these sentences, of length 1; a zero row stays zero."""
+        out = np.empty((len(ids), self.width), np.float32)
+        shard_of = np.searchsorted(self.starts, ids, side="right") - 1
+        for shard in np.unique(shard_of):
+            chosen = shard_of == shard
+            out[chosen] = self.shards[shard][ids[chosen] - self.starts[shard]]
+        return normalise(out)
+
+    def shard(self, index: int) -> np.ndarray:
+        """The same of one whole shard."""
+        return normalise(self.shards[index].astype(np.float32))
+
+
+def save_shard(folder: Path, index: int, vectors: np.ndarray) -> None:
+    """Writes the vectors of one shard, whole or not at all."""
+    with beside(shard_file(folder, index)) as partial, partial.open("wb") as file:
+        np.save(file, vectors, allow_pickle=False)
+
+
+def shard_file(folder: Path, index: int) -> Path:
+    """Where the vectors of a shard lie."""
+    return folder / f"vectors-{index:05d}.npy"
+
+
+def normalise(vectors: np.ndarray) -> np.ndarray:
+    """Rows divided by their length, in place."""
+    lengths = np.linalg.norm(vectors, axis=1, keepdims=True)
+    return np.divide(vectors, lengths, out=vectors, where=lengths > 0)
