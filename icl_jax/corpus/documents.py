@@ -1,0 +1,232 @@
+"""Reads the documents of a shard; what cannot be one is reported with its place, never raised."""
+
+from collections.abc import Iterator
+import json
+import re
+from typing import NamedTuple
+
+from etils import epath
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from icl_jax.config import CorpusConfig
+from icl_jax.corpus import tfds_source
+from icl_jax.corpus.piece_bytes import UnreadableError, read_chunks, read_lines
+from icl_jax.corpus.shards import Piece, Shard
+
+# A longer line is no prose: a dump, a table, a file whose line ends were lost.
+MAX_LINE_CHARACTERS = 1_000_000
+_MAX_LINE_BYTES = 4 * MAX_LINE_CHARACTERS  # UTF-8 takes at most 4 bytes for a character
+_MAX_JSON_BYTES = 1 << 28  # a JSON line holds a whole document, of many lines
+_NAME_FIELD = "id"
+_DOC_TAG = re.compile(r'<doc id="(?P<name>[^"]*)".*? title="(?P<title>.*)">')
+
+
+class Document(NamedTuple):
+    """One text and where it stands."""
+
+    text: str
+    title: str
+    name: str  # the record's own id, or ""
+    file: str
+    place: str  # "line 12"; "row 3"; "byte 1234" (unpacked) where lines were not counted
+
+
+class BadDocument(NamedTuple):
+    """What stands where a document should be, and why it is none."""
+
+    file: str
+    place: str
+    reason: str
+
+
+def read_documents(shard: Shard, config: CorpusConfig) -> Iterator[Document | BadDocument]:
+    """Everything in a shard, in order."""
+    for piece in shard.pieces:
+        try:
+            yield from _READERS[piece.format](piece, config)
+        except UnreadableError as error:
+            place, reason = error.args
+            yield BadDocument(piece.file, place, reason)
+
+
+def _read_text(piece: Piece, config: CorpusConfig) -> Iterator[Document | BadDocument]:
+    if config.text_documents == "file":
+        yield _document(piece, "line 1", b"".join(read_chunks(piece)))
+    elif config.text_documents == "line":
+        for place, line in read_lines(piece, _MAX_LINE_BYTES):
+            if line is None or line.strip():
+                yield _document(piece, place, line)
+    else:
+        yield from _read_blocks(piece)
+
+
+def _read_blocks(piece: Piece) -> Iterator[Document | BadDocument]:
+    first, lines = "", []
+    for place, line in read_lines(piece, _MAX_LINE_BYTES):
+        if line is None or line.strip():
+            first = first if lines else place
+            lines.append(line)
+        elif lines:
+            yield _document(piece, first, _join(lines))
+            lines = []
+    if lines:
+        yield _document(piece, first, _join(lines))
+
+
+def _read_jsonl(piece: Piece, config: CorpusConfig) -> Iterator[Document | BadDocument]:
+    # wikiextractor --json has fields of its own, whatever those of the other files are.
+    own = piece.format == "wikiextractor_json"
+    fields = ("text", "title") if own else (config.text_field, config.title_field)
+    for place, line in read_lines(piece, _MAX_JSON_BYTES):
+        if line is None:
+            yield BadDocument(piece.file, place, f"a record of more than {_MAX_JSON_BYTES:,} bytes")
+        elif line.strip():
+            yield _json_document(piece, place, line, fields)
+
+
+def _json_document(
+    piece: Piece, place: str, line: bytes, fields: tuple[str, str]
+) -> Document | BadDocument:
+    try:
+        record = json.loads(line.decode())
+    except UnicodeDecodeError:
+        return BadDocument(piece.file, place, "invalid UTF-8")
+    except (ValueError, RecursionError):
+        return BadDocument(piece.file, place, "not JSON")
+    if not isinstance(record, dict):
+        return BadDocument(piece.file, place, "not a JSON object")
+    return _record(piece, place, record, fields)
+
+
+def _read_wikiextractor(piece: Piece, _: CorpusConfig) -> Iterator[Document | BadDocument]:
+    """`<doc id= url= title=>`, the lines of the text, `</doc>`."""
+    first, held = "", None  # the lines of a document from its <doc> on; None outside of one
+    stray = False  # text outside is reported once, not line by line
+    for place, line in read_lines(piece, _MAX_LINE_BYTES):
+        if line is not None and line.startswith(b"<doc "):
+            if held is not None:
+                yield BadDocument(piece.file, first, "no </doc>")
+            first, held, stray = place, [line], False
+        elif held is None:
+            if not stray and (line is None or line.strip()):
+                yield BadDocument(piece.file, place, "text outside of <doc>")
+                stray = True
+        elif line is not None and line.startswith(b"</doc>"):
+            tag = _DOC_TAG.match(held[0].decode(errors="replace"))
+            title, name = (tag["title"], tag["name"]) if tag else ("", "")
+            yield _document(piece, first, _join(held[1:]), title, name)
+            held = None
+        else:
+            held.append(line)
+    if held is not None:
+        yield BadDocument(piece.file, first, "no </doc>")
+
+
+def _read_parquet(piece: Piece, config: CorpusConfig) -> Iterator[Document | BadDocument]:
+    row = piece.start
+    try:
+        with epath.Path(piece.file).open("rb") as opened:
+            for record in _parquet_rows(pq.ParquetFile(opened), piece, config):
+                fields = (config.text_field, config.title_field)
+                yield _record(piece, f"row {row}", record, fields)
+                row += 1
+    except (pa.ArrowException, OSError) as error:
+        reason = f"unreadable Parquet ({type(error).__name__})"
+        yield BadDocument(piece.file, f"rows from {row} on", reason)
+
+
+def _parquet_rows(file: pq.ParquetFile, piece: Piece, config: CorpusConfig) -> Iterator[dict]:
+    group, first = 0, 0
+    while first + (rows := file.metadata.row_group(group).num_rows) <= piece.start:
+        group, first = group + 1, first + rows
+    wanted = (config.text_field, config.title_field, _NAME_FIELD)
+    names = [name for name in wanted if name in file.schema_arrow.names]
+    if config.text_field not in names:
+        yield from ({} for _ in range(piece.start, piece.stop))
+        return
+    for batch in file.iter_batches(1024, row_groups=[group], columns=names):
+        table = {name: _as_bytes(batch.column(name)) for name in names}
+        for i in range(max(0, piece.start - first), min(len(batch), piece.stop - first)):
+            yield {name: column[i].as_py() for name, column in table.items()}
+        first += len(batch)
+        if first >= piece.stop:
+            return
+
+
+def _as_bytes(column: pa.Array) -> pa.Array:
+    """Text as bytes, for a column may hold invalid UTF-8 and Arrow would stop at it."""
+    if pa.types.is_dictionary(column.type):
+        column = column.dictionary_decode()
+    if pa.types.is_string(column.type) or pa.types.is_string_view(column.type):
+        return column.cast(pa.binary())
+    return column.cast(pa.large_binary()) if pa.types.is_large_string(column.type) else column
+
+
+def _read_tfds(piece: Piece, config: CorpusConfig) -> Iterator[Document | BadDocument]:
+    fields = (config.text_field, config.title_field)
+    examples = tfds_source.read(piece.file, piece.start, piece.stop)
+    for i, record in enumerate(examples, piece.start):
+        yield _record(piece, f"example {i}", record, fields)
+
+
+_READERS = {
+    "text": _read_text,
+    "jsonl": _read_jsonl,
+    "wikiextractor": _read_wikiextractor,
+    "wikiextractor_json": _read_jsonl,
+    "parquet": _read_parquet,
+    "tfds": _read_tfds,
+}
+
+
+def _record(
+    piece: Piece, place: str, record: dict, fields: tuple[str, str]
+) -> Document | BadDocument:
+    text, title, name = (record.get(field) for field in (*fields, _NAME_FIELD))
+    if text is None:
+        return BadDocument(piece.file, place, f"no field '{fields[0]}'")
+    if not isinstance(text, str | bytes):
+        kind = type(text).__name__
+        return BadDocument(piece.file, place, f"field '{fields[0]}' is no string but {kind}")
+    return _document(piece, place, text, _as_str(title), _as_str(name))
+
+
+def _document(
+    piece: Piece, place: str, text: str | bytes | None, title: str = "", name: str = ""
+) -> Document | BadDocument:
+    """The document, if it can be one; a text of None had a line that was too long to keep."""
+    reason = ""
+    try:
+        text = text.decode() if isinstance(text, bytes) else text
+        (title + name + (text or "")).encode()
+    except UnicodeDecodeError:
+        reason = "invalid UTF-8"
+    except UnicodeEncodeError:
+        reason = "half a surrogate pair"
+    else:
+        if text is None or _has_long_line(text):
+            reason = f"a line of more than {MAX_LINE_CHARACTERS:,} characters"
+        elif "\0" in text:
+            reason = "a NUL character"
+        elif not text.strip():
+            reason = "empty"
+    if reason:
+        return BadDocument(piece.file, place, reason)
+    return Document(text, title, name, piece.file, place)
+
+
+def _has_long_line(text: str) -> bool:
+    return len(text) > MAX_LINE_CHARACTERS and any(
+        len(line) > MAX_LINE_CHARACTERS for line in text.splitlines()
+    )
+
+
+def _as_str(value: object) -> str:
+    if isinstance(value, bytes):
+        return value.decode(errors="replace")
+    return "" if value is None else str(value)
+
+
+def _join(lines: list[bytes | None]) -> bytes | None:
+    return None if None in lines else b"\n".join(lines)

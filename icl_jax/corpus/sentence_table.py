@@ -1,0 +1,185 @@
+"""The sentence table: every sentence of a corpus by id, with its tokens, document and position."""
+
+from collections.abc import Sequence
+import dataclasses
+import functools
+import importlib.metadata
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+import pyarrow as pa
+
+from icl_jax.config import CorpusConfig, StageError
+from icl_jax.corpus.files import describe_files
+from icl_jax.corpus.sentence_shards import (
+    DOCUMENTS,
+    SENTENCES,
+    ShardSummary,
+    make_shard,
+    read_summary,
+)
+from icl_jax.corpus.shards import plan_shards
+from icl_jax.corpus.table_results import add_up, check_bad_documents, check_sentences
+from icl_jax.corpus.tokenizers import Tokenizer
+from icl_jax.parallel import progress_bar, run_shards
+from icl_jax.step_folder import StepFolder, read_results
+
+_FIRST_SHARDS = 16
+
+
+class DocumentInfo(NamedTuple):
+    """Where a document stands."""
+
+    file: str
+    place: str
+    name: str
+    title: str
+
+
+class SentenceTable:
+    """Sentences of all shards one after the other, in memory-mapped files."""
+
+    def __init__(self, folder: Path, results: dict):
+        self.folder = folder
+        self.fingerprint: str = results["fingerprint"]
+        self.num_shards = len(results["shard_sentences"])
+        self.starts = np.cumsum([0, *results["shard_sentences"]], dtype=np.int64)
+        self.document_starts = np.cumsum([0, *results["shard_documents"]], dtype=np.int64)
+        self.num_documents = int(self.document_starts[-1])
+        self._sentences = self._open(SENTENCES, results["shard_sentences"])
+        self._documents = self._open(DOCUMENTS, results["shard_documents"])
+        self._texts = [batch.column("text") for batch in self._sentences]
+        tokens = [batch.column("tokens") for batch in self._sentences]
+        self._tokens = [(lists.values.to_numpy(), lists.offsets.to_numpy()) for lists in tokens]
+
+    @classmethod
+    def open(cls, folder: Path) -> "SentenceTable":
+        """The complete table in a folder."""
+        results = read_results(Path(folder))
+        if results is None:
+            raise StageError(
+                f"{folder} holds no complete sentence table; run the design stage again, "
+                "it goes on from the last finished shard"
+            )
+        return cls(Path(folder), results)
+
+    def __len__(self) -> int:
+        return int(self.starts[-1])
+
+    def text(self, sentence: int) -> str:
+        """The text of one sentence."""
+        shard, row = self._place(sentence, self.starts)
+        return self._texts[shard][row].as_py()
+
+    def tokens(self, sentence: int) -> np.ndarray:
+        """The tokens of one sentence, without special ones (int32)."""
+        shard, row = self._place(sentence, self.starts)
+        values, offsets = self._tokens[shard]
+        return values[offsets[row] : offsets[row + 1]]
+
+    def texts(self, shard: int) -> pa.StringArray:
+        """All texts of one shard, where they lie on disk."""
+        return self._texts[shard]
+
+    def text_of(self, ids: Sequence[int]) -> list[str]:
+        """The texts of some sentences, in the order of their ids here."""
+        ids = np.asarray(ids, np.int64)
+        shard_of = np.searchsorted(self.starts, ids, side="right") - 1
+        found = np.empty(len(ids), object)
+        for shard in np.unique(shard_of):
+            chosen = np.flatnonzero(shard_of == shard)
+            rows = pa.array(ids[chosen] - self.starts[shard])
+            found[chosen] = self._texts[shard].take(rows).to_pylist()
+        return found.tolist()
+
+    @functools.cached_property
+    def documents(self) -> np.ndarray:
+        """Of every sentence, the id of its document."""
+        return self._column("document") + np.repeat(self.document_starts[:-1], np.diff(self.starts))
+
+    @functools.cached_property
+    def positions(self) -> np.ndarray:
+        """Of every sentence, its place in its document, from 0 (int32)."""
+        return self._column("position")
+
+    def document(self, id: int) -> DocumentInfo:
+        """What is known about a document."""
+        shard, row = self._place(id, self.document_starts)
+        columns = self._documents[shard]
+        return DocumentInfo(*(columns.column(f)[row].as_py() for f in DocumentInfo._fields))
+
+    def _column(self, name: str) -> np.ndarray:
+        return np.concatenate([batch.column(name).to_numpy() for batch in self._sentences])
+
+    def _place(self, id: int, starts: np.ndarray) -> tuple[int, int]:
+        if not 0 <= id < starts[-1]:
+            raise IndexError(f"expected an id from 0 to {starts[-1] - 1}, got {id}")
+        shard = int(np.searchsorted(starts, id, side="right")) - 1
+        return shard, int(id - starts[shard])
+
+    def _open(self, name: str, sizes: Sequence[int]) -> list[pa.RecordBatch]:
+        batches = []
+        for index, size in enumerate(sizes):
+            path = self.folder / name.format(index)
+            try:
+                with pa.memory_map(str(path)) as file:  # what is mapped stays when it is closed
+                    batch = pa.ipc.open_file(file).get_batch(0)
+                damage = "" if len(batch) == size else f"{len(batch)} rows instead of {size}"
+            except (pa.ArrowException, OSError) as error:
+                damage = str(error)
+            if damage:
+                raise StageError(
+                    f"{path} is damaged ({damage}); delete {self.folder} and run the design stage "
+                    "again"
+                )
+            batches.append(batch)
+        return batches
+
+
+def build_table(
+    config: CorpusConfig, tokenizer_folder: Path, folder: Path, shard_bytes: int, workers: int
+) -> SentenceTable:
+    """Builds the table of a corpus, or goes on with it; a complete one is only opened."""
+    fingerprint = Tokenizer.open(tokenizer_folder).fingerprint
+    step = StepFolder(folder, _inputs(config, fingerprint, shard_bytes))
+    if step.results is None:
+        shards = plan_shards(config, shard_bytes)
+        tasks = [
+            (shard, config, str(tokenizer_folder), fingerprint, str(folder), index)
+            for index, shard in enumerate(shards)
+        ]
+        summaries = _make_shards(tasks, [shard.bytes for shard in shards], config, folder, workers)
+        check_sentences(summaries)
+        step.complete(add_up(summaries))
+    return SentenceTable.open(folder)
+
+
+def _inputs(config: CorpusConfig, tokenizer: str, shard_bytes: int) -> dict:
+    fields = dataclasses.asdict(config)
+    del fields["max_bad_share"]  # decides whether the table is accepted, not what it holds
+    return {
+        "files": describe_files(config),
+        "corpus": fields,
+        "tokenizer": tokenizer,
+        "shard_bytes": shard_bytes,
+        "sentencex": importlib.metadata.version("sentencex"),
+    }
+
+
+def _make_shards(
+    tasks: list[tuple], sizes: list[int], config: CorpusConfig, folder: Path, workers: int
+) -> list[ShardSummary]:
+    """Makes what is not made yet; the first shards by themselves, to stop early if they are bad."""
+    summaries = [read_summary(folder, index) for index in range(len(tasks))]
+    done = sum(size for size, summary in zip(sizes, summaries, strict=True) if summary)
+    label = {"unit": "B", "unit_scale": True, "desc": "sentence table"}
+    with progress_bar(total=sum(sizes), initial=done, **label) as bar:
+        for stop in (_FIRST_SHARDS, len(tasks)):
+            left = [i for i in range(min(stop, len(tasks))) if summaries[i] is None]
+            left_sizes = [sizes[i] for i in left]
+            made = run_shards(make_shard, [tasks[i] for i in left], bar, left_sizes, workers)
+            for i, summary in zip(left, made, strict=True):
+                summaries[i] = summary
+            check_bad_documents(summaries[:stop], config, folder, complete=stop >= len(tasks))
+    return summaries

@@ -1,0 +1,192 @@
+"""Cuts a corpus into shards: pieces of files that begin and end where a document does.
+
+The cut depends on the files and the shard size alone, never on the number of workers.
+"""
+
+from collections.abc import Callable, Iterator
+import dataclasses
+import gzip
+import io
+import itertools
+import zlib
+
+from etils import epath
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from icl_jax.config import ConfigError, CorpusConfig
+from icl_jax.corpus import tfds_source
+from icl_jax.corpus.files import find_files, is_gzip
+
+# A piece may have to be reached by unpacking from the start of a .gz (or decoding from the start of
+# a Parquet row group): with 16 that costs at most 8 more passes over the file.
+MAX_PIECES = 16
+MAX_DOCUMENT_BYTES = 1 << 30
+GZIP_ERRORS = (EOFError, zlib.error, gzip.BadGzipFile)
+_LINE_READ = 1 << 20
+
+
+@dataclasses.dataclass(frozen=True)
+class Piece:
+    """A part of one file: bytes (unpacked, where it is a .gz), rows or examples."""
+
+    file: str
+    format: str
+    start: int
+    stop: int | None  # None: to the end
+    bytes: int  # about
+
+
+@dataclasses.dataclass(frozen=True)
+class Shard:
+    """What one task reads."""
+
+    pieces: tuple[Piece, ...]
+
+    @property
+    def bytes(self) -> int:
+        return sum(piece.bytes for piece in self.pieces)
+
+
+def plan_shards(config: CorpusConfig, shard_bytes: int) -> list[Shard]:
+    """The shards of a corpus, of about `shard_bytes` of text; small files share one."""
+    shards: list[Shard] = []
+    held: list[Piece] = []
+    size = 0
+    for file, kind in find_files(config).items():
+        for piece in _pieces(file, kind, config, shard_bytes):
+            if held and size + piece.bytes > shard_bytes:
+                shards.append(Shard(tuple(held)))
+                held, size = [], 0
+            held.append(piece)
+            size += piece.bytes
+    return [*shards, Shard(tuple(held))]
+
+
+def open_file(file: str) -> io.BufferedIOBase:
+    """The bytes of a file, unpacked."""
+    raw = epath.Path(file).open("rb")
+    return _Gzip(raw) if is_gzip(file) else raw
+
+
+class _Gzip(gzip.GzipFile):
+    """A packed file that closes the file below it, too."""
+
+    def __init__(self, raw: io.BufferedIOBase):
+        super().__init__(fileobj=raw)
+        self._raw = raw
+
+    def close(self) -> None:
+        super().close()
+        self._raw.close()
+
+
+def _pieces(file: str, kind: str, config: CorpusConfig, step: int) -> Iterator[Piece]:
+    if kind == "tfds":
+        examples, size = tfds_source.size(file)
+        yield from _ranges(file, kind, 0, examples, size, -(-size // step))
+    elif kind == "parquet":
+        yield from _parquet_pieces(file, step)
+    elif kind == "text" and config.text_documents == "file":
+        yield Piece(file, kind, 0, None, _document_size(file))
+    elif kind == "text" and config.text_documents == "block":
+        yield from _byte_pieces(file, kind, step, _next_block)
+    elif kind == "wikiextractor" and not _holds_json(file):
+        yield from _byte_pieces(file, kind, step, _next_wiki_document)
+    else:
+        kind = "wikiextractor_json" if kind == "wikiextractor" else kind
+        yield from _byte_pieces(file, kind, step, _next_line)
+
+
+def _byte_pieces(file: str, kind: str, step: int, next_start: Callable) -> Iterator[Piece]:
+    cuts, size = [0], epath.Path(file).stat().length
+    with open_file(file) as opened:
+        try:
+            while True:
+                opened.seek(cuts[-1] + step)
+                _skip_line(opened)
+                cut = next_start(opened)
+                if cut is None:
+                    break
+                cuts.append(cut)
+            size = opened.tell() if is_gzip(file) else size
+        except GZIP_ERRORS:  # whoever reads the last piece will find and report it
+            size = max(size, cuts[-1])
+    if is_gzip(file):
+        cuts = cuts[:: -(-len(cuts) // MAX_PIECES)]
+    for start, stop in zip(cuts, [*cuts[1:], None], strict=True):
+        yield Piece(file, kind, start, stop, (size if stop is None else stop) - start)
+
+
+def _next_line(file: io.BufferedIOBase) -> int | None:
+    start = file.tell()
+    return start if file.read(1) else None
+
+
+def _next_block(file: io.BufferedIOBase) -> int | None:
+    blank = False
+    while True:
+        start, line = file.tell(), _skip_line(file)
+        if not line:
+            return None
+        if line.isspace():
+            blank = True
+        elif blank:
+            return start
+
+
+def _next_wiki_document(file: io.BufferedIOBase) -> int | None:
+    while True:
+        start, line = file.tell(), _skip_line(file)
+        if not line:
+            return None
+        if line.startswith(b"<doc "):
+            return start
+
+
+def _skip_line(file: io.BufferedIOBase) -> bytes:
+    """Goes to the next line; returns the beginning of the one it skipped."""
+    first = part = file.readline(_LINE_READ)
+    while len(part) == _LINE_READ and not part.endswith(b"\n"):
+        part = file.readline(_LINE_READ)
+    return first
+
+
+def _holds_json(file: str) -> bool:
+    with open_file(file) as opened:
+        try:
+            return opened.read(1024).lstrip().startswith(b"{")
+        except GZIP_ERRORS:
+            return False
+
+
+def _document_size(file: str) -> int:
+    size = epath.Path(file).stat().length
+    if size > MAX_DOCUMENT_BYTES:
+        raise ConfigError(
+            f"design.corpus.text_documents is file, but {file} has {size / 1e9:.1f} GB, too many "
+            "for one document; set it to block (blank lines between documents) or line"
+        )
+    return size
+
+
+def _parquet_pieces(file: str, step: int) -> Iterator[Piece]:
+    try:
+        with epath.Path(file).open("rb") as opened:
+            metadata = pq.ParquetFile(opened).metadata
+    except (pa.ArrowException, OSError):
+        yield Piece(file, "parquet", 0, None, 0)  # whoever reads it will find and report it
+        return
+    start = 0
+    for group in map(metadata.row_group, range(metadata.num_row_groups)):
+        size = group.total_byte_size
+        parts = min(MAX_PIECES, -(-size // step))
+        yield from _ranges(file, "parquet", start, group.num_rows, size, parts)
+        start += group.num_rows
+
+
+def _ranges(file: str, kind: str, first: int, count: int, size: int, parts: int) -> Iterator[Piece]:
+    parts = min(parts, count)
+    cuts = [first + count * i // parts for i in range(parts + 1)] if parts else []
+    for start, stop in itertools.pairwise(cuts):
+        yield Piece(file, kind, start, stop, size // parts)

@@ -1,0 +1,104 @@
+"""Documents of TensorFlow Datasets, by name (`tfds:wikipedia/20230601.en`) or prepared folder.
+
+ArrayRecord folders are read without TensorFlow; TFRecord ones need it (the extra `tfds`).
+"""
+
+from collections.abc import Iterator
+import functools
+import importlib.util
+import re
+
+from etils import epath
+import google_crc32c
+
+from icl_jax.config import ConfigError
+
+# tfds:NAME, tfds:NAME:1.0.0, tfds:FOLDER, each with :SPLIT behind it (train, train[:10%])
+_PATTERN = re.compile(r"tfds:(?P<source>(?:\w+://)?[^:]+(?::\d+\.\d+\.\d+)?)(?::(?P<split>\D.*))?")
+_READ_AHEAD = 256  # examples
+
+
+def is_tfds(pattern: str) -> bool:
+    """Whether an entry of `corpus.files` is a TFDS data set and not a file."""
+    return pattern.startswith("tfds:")
+
+
+def describe(pattern: str) -> dict:
+    """Size and checksum of a data set, from what its folder says about itself."""
+    builder, split = _open(pattern)
+    info = (epath.Path(builder.data_dir) / "dataset_info.json").read_bytes()
+    return {
+        "bytes": _split_info(builder, split)[1],
+        "checksum": f"{google_crc32c.value(info):08x}",
+    }
+
+
+def size(pattern: str) -> tuple[int, int]:
+    """Number of examples, and of bytes on disk."""
+    return _split_info(*_open(pattern))
+
+
+def read(pattern: str, start: int, stop: int) -> Iterator[dict]:
+    """The examples `start` .. `stop` - 1, in the order of the files."""
+    builder, split = _open(pattern)
+    if builder.info.file_format.value == "array_record":
+        source = builder.as_data_source(split=split)
+        for first in range(start, stop, _READ_AHEAD):
+            yield from source.__getitems__(range(first, min(first + _READ_AHEAD, stop)))
+        return
+    if importlib.util.find_spec("tensorflow") is None:
+        raise ConfigError(
+            f"{pattern} holds {builder.info.file_format.value} files, which TFDS reads with "
+            "TensorFlow only: pip install 'icl_jax[tfds]', or prepare the data set as array_record"
+        )
+    import tensorflow_datasets as tfds
+
+    # One file at a time: the order must not depend on threads.
+    options = tfds.ReadConfig(interleave_cycle_length=1, try_autocache=False)
+    examples = builder.as_dataset(split=split, read_config=options, shuffle_files=False)
+    yield from tfds.as_numpy(examples.skip(start).take(stop - start))
+
+
+@functools.lru_cache(maxsize=8)
+def _open(pattern: str):
+    """The prepared data set and the split; a named one is downloaded if it is not here."""
+    import tensorflow_datasets as tfds
+
+    match = _PATTERN.fullmatch(pattern)
+    if not match:
+        raise ConfigError(f"expected tfds:NAME[:split] or tfds:FOLDER[:split], got '{pattern}'")
+    source, split = match["source"], match["split"] or "train"
+    if (epath.Path(source) / "dataset_info.json").exists():
+        builder = tfds.builder_from_directory(source)
+    elif source.startswith((".", "/", "~")) or "://" in source:
+        raise ConfigError(
+            f"{pattern}: {source} is no prepared TFDS folder, for it holds no dataset_info.json; "
+            "give the folder of one version (.../wikipedia/20230601.en/1.0.0)"
+        )
+    else:
+        builder = _download(tfds, source)
+    if split.split("[")[0] not in builder.info.splits:
+        raise ConfigError(
+            f"{pattern}: there is no split '{split}', but {', '.join(builder.info.splits)}"
+        )
+    return builder, split
+
+
+def _download(tfds, name: str):
+    try:
+        builder = tfds.builder(name)
+        if not builder.is_prepared():
+            builder = tfds.builder(name, file_format="array_record")
+            builder.download_and_prepare()
+    except Exception as error:  # TFDS and its transports have no common error
+        raise ConfigError(
+            f"tfds:{name} could not be opened or prepared ({type(error).__name__}: {error}); "
+            "where there is no network, give an already prepared folder as tfds:/the/folder"
+        ) from error
+    return builder
+
+
+def _split_info(builder, split: str) -> tuple[int, int]:
+    whole, part = builder.info.splits[split.split("[")[0]], builder.info.splits[split]
+    share = part.num_examples / max(1, whole.num_examples)
+    return part.num_examples, int(share * int(whole.num_bytes))

@@ -1,0 +1,68 @@
+"""Trains a byte-level BPE tokenizer on a sample of the corpus.
+
+Its ids: 4 special tokens, the 243 bytes that UTF-8 text can hold (never 0xC0, 0xC1, 0xF5-0xFF),
+then merges, up to exactly the size asked for.
+"""
+
+from collections.abc import Iterable, Iterator
+
+import tokenizers
+from tokenizers import decoders, models, pre_tokenizers, trainers
+
+from icl_jax.config import ConfigError, CorpusConfig
+from icl_jax.corpus.documents import Document, read_documents
+from icl_jax.corpus.sentences import split_document
+from icl_jax.corpus.shards import plan_shards
+from icl_jax.corpus.tokenizers import Tokenizer
+
+SAMPLE_BYTES = 50_000_000
+SPECIAL_TOKENS = ("<|endoftext|>", "<|separator|>", "<|padding|>", "<|mask|>")
+NOT_IN_UTF8 = (0xC0, 0xC1, *range(0xF5, 0x100))
+
+
+def train(texts: Iterable[str], vocab_size: int) -> Tokenizer:
+    """A tokenizer of exactly `vocab_size` ids; the same for the same texts."""
+    library = tokenizers.Tokenizer(models.BPE())
+    library.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    library.decoder = decoders.ByteLevel()
+    trainer = trainers.BpeTrainer(
+        vocab_size=vocab_size,
+        special_tokens=list(SPECIAL_TOKENS),
+        initial_alphabet=_alphabet(),
+        show_progress=False,
+    )
+    library.train_from_iterator(texts, trainer)
+    reached = library.get_vocab_size()
+    if reached != vocab_size:
+        raise ConfigError(
+            f"design.tokenizer.vocab_size is {vocab_size}, but the text is so short that it gives "
+            f"only {reached} tokens; add text, or set it to at most {reached} (257 is the least)"
+        )
+    end_of_text, separator, padding, mask = map(library.token_to_id, SPECIAL_TOKENS)
+    return Tokenizer(library, separator, end_of_text, padding, mask)
+
+
+def sample_sentences(
+    config: CorpusConfig, shard_bytes: int, sample_bytes: int = SAMPLE_BYTES
+) -> Iterator[str]:
+    """Sentences from shards that lie evenly over the corpus, until there are enough bytes."""
+    shards = plan_shards(config, shard_bytes)
+    wanted = max(1, min(len(shards), sample_bytes // shard_bytes))
+    left = sample_bytes
+    for i in range(wanted):
+        for document in read_documents(shards[i * len(shards) // wanted], config):
+            if isinstance(document, Document):
+                for sentence in split_document(document, config)[0]:
+                    left -= len(sentence.encode())
+                    if left < 0:
+                        return
+                    yield sentence
+
+
+def _alphabet() -> list[str]:
+    """The characters by which the library writes the bytes."""
+    printable = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
+    others = [byte for byte in range(0x100) if byte not in printable]
+    written = {byte: chr(byte) for byte in printable}
+    written |= {byte: chr(0x100 + i) for i, byte in enumerate(others)}
+    return [character for byte, character in written.items() if byte not in NOT_IN_UTF8]

@@ -1,0 +1,81 @@
+"""Which files a corpus is made of, and how they are cut into shards."""
+
+import pytest
+
+from icl_jax.config import ConfigError, CorpusConfig
+from icl_jax.corpus import shards
+from icl_jax.corpus.files import describe_files, find_files
+from icl_jax.corpus.shards import plan_shards
+from tests.corpus import corpora
+
+
+@pytest.mark.parametrize(
+    ("name", "kind"),
+    [("a.txt", "text"), ("a.TXT.gz", "text"), ("wiki.valid.tokens", "text"), ("a.ndjson", "jsonl"),
+     ("a.json.gz", "jsonl"), ("b.parquet", "parquet"), ("wiki_07", "wikiextractor"),
+     ("wiki_123.gz", "wikiextractor")],
+)  # fmt: skip
+def test_the_name_of_a_file_tells_its_format(tmp_path, name, kind):
+    file = str(corpora.write(tmp_path / name, b"x"))
+    assert find_files(CorpusConfig(files=(file,))) == {file: kind}
+
+
+def test_a_name_that_tells_no_format_stops_with_the_known_ones(tmp_path):
+    file = str(corpora.write(tmp_path / "notes.doc", b"x"))
+    with pytest.raises(ConfigError, match=r"design\.corpus\.format.*notes\.doc.*\.jsonl.*wiki_NN"):
+        find_files(CorpusConfig(files=(file,)))
+    assert find_files(CorpusConfig(files=(file,), format="text")) == {file: "text"}
+
+
+def test_folders_and_globs_give_sorted_files_once(tmp_path):
+    for name in ("b/z.txt", "b/a/y.txt", "a.txt", ".hidden.txt", "_SUCCESS"):
+        corpora.write(tmp_path / name, b"x")
+    expected = [str(tmp_path / name) for name in ("a.txt", "b/a/y.txt", "b/z.txt")]
+    assert list(find_files(CorpusConfig(files=(str(tmp_path),)))) == expected
+    globs = (f"{tmp_path}/**/*.txt", f"{tmp_path}/a.txt")
+    assert list(find_files(CorpusConfig(files=globs))) == expected
+
+
+@pytest.mark.parametrize("missing", ["nothing.txt", "*.jsonl", "empty"])
+def test_a_pattern_without_files_is_named(tmp_path, missing):
+    (tmp_path / "empty").mkdir()
+    with pytest.raises(ConfigError, match=missing.replace("*", r"\*")):
+        find_files(CorpusConfig(files=(f"{tmp_path}/{missing}",)))
+
+
+def test_a_change_at_either_end_or_in_size_changes_the_description(tmp_path):
+    path = tmp_path / "a.txt"
+    config = CorpusConfig(files=(str(path),))
+    content = b"a" * 200_000
+    seen = []
+    for changed in (content, b"b" + content[1:], content[:-1] + b"b", content + b"a"):
+        path.write_bytes(changed)
+        seen.append(str(describe_files(config)))
+    assert len(set(seen)) == 4
+
+
+def test_small_files_share_a_shard_and_large_ones_are_cut(tmp_path):
+    for i in range(10):
+        corpora.write(tmp_path / f"{i}.txt", b"x" * 100)
+    large = corpora.write(tmp_path / "large.jsonl", b'{"text": "A line."}\n' * 500)
+    plan = plan_shards(CorpusConfig(files=(str(tmp_path),)), 1000)
+    assert [len(shard.pieces) for shard in plan][:1] == [10]
+    assert len(plan) == 1 + 10 and {p.file for s in plan[1:] for p in s.pieces} == {str(large)}
+    assert all(shard.bytes <= 1020 for shard in plan)
+
+
+def test_a_gzip_is_cut_into_few_pieces_that_cover_it(tmp_path):
+    corpora.write(tmp_path / "a.jsonl.gz", b'{"text": "A line."}\n' * 5000)
+    plan = plan_shards(CorpusConfig(files=(str(tmp_path),)), 1000)
+    pieces = [piece for shard in plan for piece in shard.pieces]
+    assert 8 <= len(pieces) <= shards.MAX_PIECES
+    assert [p.start for p in pieces[1:]] == [p.stop for p in pieces[:-1]]
+    assert pieces[0].start == 0 and pieces[-1].stop is None
+    assert sum(p.bytes for p in pieces) == 20 * 5000
+
+
+def test_a_text_file_too_large_for_one_document_stops_before_it_is_read(tmp_path, monkeypatch):
+    monkeypatch.setattr(shards, "MAX_DOCUMENT_BYTES", 10)
+    file = corpora.write(tmp_path / "a.txt", b"More than ten bytes.")
+    with pytest.raises(ConfigError, match=r"text_documents.*block"):
+        plan_shards(CorpusConfig(files=(str(file),)), 1000)
