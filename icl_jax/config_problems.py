@@ -113,12 +113,17 @@ def corpus_problems(config) -> list[str]:
 
 
 def tokenizer_problems(config) -> list[str]:
-    if not config.folder and config.vocab_size < MIN_TRAINED_VOCABULARY:
-        return [
-            f"vocab_size must be at least {MIN_TRAINED_VOCABULARY} (bytes and special tokens), "
-            f"got {config.vocab_size}"
-        ]
-    return []
+    if config.folder:
+        return []
+    found: list[str] = []
+    if config.vocab_size < MIN_TRAINED_VOCABULARY:
+        found.append(f"vocab_size must be at least {MIN_TRAINED_VOCABULARY}, got {config.vocab_size}")
+    if config.separator:
+        found.append(
+            f"separator '{config.separator}' is for a published tokenizer (tokenizer.folder); one "
+            "that is trained has <|separator|>"
+        )
+    return found
 
 
 def encoder_problems(config) -> list[str]:

@@ -26,6 +26,12 @@ def _check(config: ExperimentConfig, workdir) -> None:
     check(config, workdir)
 
 
+def _design(config: ExperimentConfig, workdir) -> None:
+    from icl_jax.retrieval.find_related import find_related
+
+    find_related(config, workdir)
+
+
 def _train(config: ExperimentConfig, workdir) -> None:
     from icl_jax.training.train import train
 
@@ -33,7 +39,7 @@ def _train(config: ExperimentConfig, workdir) -> None:
 
 
 # In the order in which they run.
-STAGES: dict[str, Callable] = {"check": _check, "train": _train}
+STAGES: dict[str, Callable] = {"check": _check, "design": _design, "train": _train}
 DEFAULT_STAGES = ["train"]
 
 _CONFIG = config_flags.DEFINE_config_file(

@@ -65,8 +65,8 @@ def beside(path: Path):
     try:
         yield partial
         partial.replace(path)
-    except OSError as error:
-        if error.errno not in (errno.ENOSPC, errno.EDQUOT):
+    except (OSError, RuntimeError) as error:  # FAISS knows only the second
+        if not _disk_is_full(error, path):
             raise
         raise StageError(
             f"the disk is full: {path} could not be written. What was finished stays; "
@@ -84,3 +84,9 @@ def require_space(path: Path, needed: int, what: str) -> None:
             f"{what} will take {needed / 1e9:.1f} GB in {path}, but the disk has only "
             f"{free / 1e9:.1f} GB free; free some space or choose another --workdir"
         )
+
+
+def _disk_is_full(error: Exception, path: Path) -> bool:
+    if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT):
+        return True
+    return not isinstance(error, StageError) and shutil.disk_usage(path.parent).free < 1 << 20

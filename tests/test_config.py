@@ -6,11 +6,16 @@ import pytest
 
 from icl_jax.config import (
     ConfigError,
+    CorpusConfig,
+    DesignConfig,
+    EncoderConfig,
     ExperimentConfig,
     GPTConfig,
     LinearAttentionConfig,
     MeshConfig,
     RobertaConfig,
+    SearchConfig,
+    TokenizerConfig,
 )
 from icl_jax.config_tree import differences, from_dict, to_dict, validate
 
@@ -36,6 +41,15 @@ def test_the_defaults_are_valid(config):
         (LinearAttentionConfig(position="rotary"), ["rotary", "analysed network"]),
         (MeshConfig(data=-1, fsdp=-1), ["only one axis may be -1"]),
         (MeshConfig(data=0), ["data must be", "got 0"]),
+        (SearchConfig(min_similarity=1.5), ["cosine, -1 to 1, got 1.5"]),
+        (SearchConfig(neighbours=0), ["neighbours must be at least 1, got 0"]),
+        (SearchConfig(engine="jax", index="IVF64"), ["auto, exact, approximate", "'IVF64'"]),
+        (SearchConfig(duplicate_jaccard=0.0), ["duplicate_jaccard must be above 0"]),
+        (CorpusConfig(format="csv", max_bad_share=2.0), ["jsonl", "'csv'", "max_bad_share"]),
+        (TokenizerConfig(vocab_size=256), ["at least 257, got 256"]),
+        (TokenizerConfig(separator="|"), ["separator '|'", "tokenizer.folder"]),
+        (EncoderConfig(store="int8"), ["float16, float32", "'int8'"]),
+        (DesignConfig(shard_megabytes=0.0, workers=-1), ["shard_megabytes", "workers"]),
     ],
 )
 def test_impossible_values_are_named(config, words):

@@ -46,7 +46,7 @@ def test_help_names_the_flags():
         ),
         ("--config.sequence_length=1", "a row needs at least 2 tokens to predict one, got"),
         ("--config=configs/none.py", "config file 'configs/none.py' does not exist"),
-        ("--stages=bake", "unknown stage 'bake' in --stages; there are: check, train"),
+        ("--stages=bake", "unknown stage 'bake' in --stages; there are: check, design, train"),
         ("--workdirs=x", "Unknown command line flag 'workdirs'. Did you mean: workdir ?"),
         ("stray", "unexpected argument 'stray'"),
     ],

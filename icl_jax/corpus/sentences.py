@@ -1,6 +1,8 @@
 """Documents to sentences, and what is left out on the way; every drop is counted by its rule.
 
-A line is a paragraph; sentencex cuts it into sentences. White space is folded to single spaces.
+A line is a paragraph. Of hard-wrapped text a block between blank lines is: no line has above 100
+characters, and most of those inside blocks have no end such as `.`, but 50 characters or more.
+sentencex cuts paragraphs into sentences. White space is folded to single spaces.
 With `config.clean` HTML entities become their characters, brackets that a removed template left
 empty go, WikiText's ` @-@ ` becomes `-`, and these are dropped, in this order:
   title    the first line, if it is the document's title
@@ -17,6 +19,7 @@ Where a language is written without spaces, two characters count as a word.
 
 from collections import Counter
 import html
+import itertools
 import re
 import string
 
@@ -27,6 +30,7 @@ from icl_jax.corpus.documents import Document
 
 MIN_WORDS = 3
 MAX_HEADING_WORDS = 10
+MIN_WRAPPED_LINE, MAX_WRAPPED_LINE = 50, 100  # characters
 WITHOUT_SPACES = frozenset({"bo", "dz", "ja", "km", "lo", "my", "th", "wuu", "yue", "zh"})
 
 _EMPTY_BRACKETS = re.compile(r"\([ ,;:]*\)|\[ *\]")
@@ -49,7 +53,7 @@ _LETTERS_AND_SPACE = (string.ascii_letters + " ").encode()
 def split_document(document: Document, config: CorpusConfig) -> tuple[list[str], Counter]:
     """The sentences of a document in order, and how many were dropped by which rule."""
     dropped: Counter = Counter()
-    lines = [line for line in map(_fold, document.text.splitlines()) if line]
+    lines = [line for line in _unwrap([_fold(line) for line in document.text.splitlines()]) if line]
     if config.clean:
         lines = _clean_lines(lines, _fold(document.title), config.language, dropped)
     sentences = []
@@ -65,6 +69,16 @@ def split_document(document: Document, config: CorpusConfig) -> tuple[list[str],
 
 def _fold(text: str) -> str:
     return " ".join(text.split())
+
+
+def _unwrap(lines: list[str]) -> list[str]:
+    """The lines, or the blocks of a text that was wrapped to fit a page."""
+    inside = [line for line, following in itertools.pairwise(lines) if line and following]
+    wrapped = sum(len(x) >= MIN_WRAPPED_LINE and not _ENDED.search(x) for x in inside)
+    if max(map(len, lines), default=0) > MAX_WRAPPED_LINE or 2 * wrapped <= len(inside):
+        return lines
+    blocks = itertools.groupby(lines, key=bool)
+    return [" ".join(block) for filled, block in blocks if filled]
 
 
 def _clean_lines(lines: list[str], title: str, language: str, dropped: Counter) -> list[str]:

@@ -5,6 +5,7 @@ ArrayRecord folders are read without TensorFlow; TFRecord ones need it (the extr
 
 from collections.abc import Iterator
 import functools
+import importlib
 import importlib.util
 import re
 
@@ -86,13 +87,15 @@ def _open(pattern: str):
 
 def _download(tfds, name: str):
     try:
+        importlib.import_module("tensorflow_datasets.text")  # registers wikipedia, c4 and others
         builder = tfds.builder(name)
         if not builder.is_prepared():
             builder = tfds.builder(name, file_format="array_record")
             builder.download_and_prepare()
     except Exception as error:  # TFDS and its transports have no common error
+        reason = str(error).strip().partition("\n")[0]  # the rest lists all data sets there are
         raise ConfigError(
-            f"tfds:{name} could not be opened or prepared ({type(error).__name__}: {error}); "
+            f"tfds:{name} could not be opened or prepared ({type(error).__name__}: {reason}); "
             "where there is no network, give an already prepared folder as tfds:/the/folder"
         ) from error
     return builder

@@ -25,12 +25,34 @@ def test_lines_are_cut_into_sentences_with_white_space_folded():
     assert dropped == {"short": 1}
 
 
+def test_hard_wrapped_text_is_put_together_again():
+    wrapped = (
+        "It was the third of May, and Dr. Brown went down to the river to look at the\n"
+        "otter again. She had seen it twice.\n\nCHAPTER II\n\n"
+        "It was gone, and with it went the whole of that long summer, of which nobody\n"
+        "spoke.\n"
+    )
+    sentences, dropped = split(wrapped)
+    assert sentences == [
+        "It was the third of May, and Dr. Brown went down to the river to look at the otter again.",
+        "She had seen it twice.",
+        "It was gone, and with it went the whole of that long summer, of which nobody spoke.",
+    ]
+    assert dropped == {"heading": 1}
+
+
+def test_lines_that_are_paragraphs_or_verse_stay_apart():
+    verse = "The river ran\nand the otter swam\nunder the moon\nas it always had"
+    assert split(verse, clean=False)[0] == verse.splitlines()
+    assert len(split(f"{STAYS}\n{STAYS}")[0]) == 4
+
+
 @pytest.mark.parametrize(
     ("rule", "line"),
     [
         ("title", "Anarchism (book)"),
         ("heading", "== History =="),
-        ("heading", " = = Early life and what came after it in the years that followed . = = "),
+        ("heading", " = = Early life and what came after . = = "),
         ("heading", "Early life"),
         ("heading", "These are the best known novels:"),
         ("list", "* An item that is a whole sentence."),

@@ -1,0 +1,81 @@
+"""Shards run in processes, in order, with progress; an error and a killed parent end them."""
+
+import os
+import signal
+import subprocess
+import sys
+import time
+
+import pytest
+
+from icl_jax.config import StageError
+from icl_jax.parallel import progress_bar, run_shards
+
+
+def square(number: int) -> tuple[int, int]:
+    if number < 0:
+        raise StageError(f"{number} is below 0")
+    return number * number, os.getpid()
+
+
+@pytest.mark.parametrize("workers", [1, 2])
+def test_results_come_in_the_order_of_the_tasks(workers):
+    tasks = [(3,), (1,), (2,)]
+    with progress_bar(total=6, disable=True) as bar:
+        results = run_shards(square, tasks, bar, sizes=[3, 1, 2], workers=workers)
+    assert [value for value, _ in results] == [9, 1, 4]
+    assert (os.getpid() in {process for _, process in results}) == (workers == 1)
+
+
+def test_progress_counts_the_sizes():
+    with progress_bar(total=10, initial=4, file=open(os.devnull, "w")) as bar:
+        run_shards(square, [(1,), (2,)], bar, sizes=[5, 1], workers=1)
+        assert bar.n == 10
+
+
+@pytest.mark.parametrize("workers", [1, 2])
+def test_the_error_of_a_shard_reaches_the_caller_as_it_is(workers):
+    with progress_bar(disable=True) as bar, pytest.raises(StageError, match="-1 is below 0"):
+        run_shards(square, [(1,), (-1,), (2,)], bar, sizes=[1, 1, 1], workers=workers)
+
+
+SLEEPY = """
+import os, sys, time
+from icl_jax.parallel import progress_bar, run_shards
+
+def sleep(number):
+    open(f"{sys.argv[1]}/{os.getpid()}", "w").close()
+    time.sleep(60)
+
+if __name__ == "__main__":
+    with progress_bar(disable=True) as bar:
+        run_shards(sleep, [(0,), (1,)], bar, sizes=[1, 1], workers=2)
+"""
+
+
+def test_workers_end_when_their_parent_is_killed(tmp_path):
+    script, notes = tmp_path / "sleepy.py", tmp_path / "notes"
+    script.write_text(SLEEPY)
+    notes.mkdir()
+    parent = subprocess.Popen([sys.executable, str(script), str(notes)])
+    children = wait_for(lambda: [int(path.name) for path in notes.iterdir()], 2)
+    parent.send_signal(signal.SIGKILL)
+    parent.wait()
+    wait_for(lambda: [child for child in children if not is_running(child)], 2)
+
+
+def wait_for(look, count: int) -> list:
+    for _ in range(300):
+        found = look()
+        if len(found) == count:
+            return found
+        time.sleep(0.1)
+    raise AssertionError(f"expected {count}, saw {found}")
+
+
+def is_running(process: int) -> bool:
+    try:
+        with open(f"/proc/{process}/stat") as file:
+            return file.read().rpartition(")")[2].split()[0] != "Z"
+    except FileNotFoundError:
+        return False

@@ -1,0 +1,67 @@
+"""A step's folder belongs to its inputs, and holds whole files only."""
+
+import errno
+import json
+
+import pytest
+
+from icl_jax.config import StageError
+from icl_jax.step_folder import StepFolder, beside, read_results, require_space, write_json
+
+
+def test_a_folder_is_taken_up_again_by_the_same_inputs(tmp_path):
+    inputs = {"files": {"a.txt": {"bytes": 3}}, "limits": (1, 2)}  # a tuple comes back as a list
+    StepFolder(tmp_path / "step", inputs)
+    assert StepFolder(tmp_path / "step", inputs).results is None
+    StepFolder(tmp_path / "step", inputs).complete({"count": 7})
+    assert StepFolder(tmp_path / "step", inputs).results == {"count": 7}
+    assert read_results(tmp_path / "none") is None
+
+
+def test_other_inputs_are_refused_and_named(tmp_path):
+    StepFolder(tmp_path / "step", {"files": {"a.txt": {"bytes": 3}}})
+    with pytest.raises(StageError, match=r"files\.a\.txt\.bytes: 3 there, 4 here.*--workdir"):
+        StepFolder(tmp_path / "step", {"files": {"a.txt": {"bytes": 4}}})
+    with pytest.raises(StageError, match=r"files\.b\.txt: 'absent' there"):
+        StepFolder(tmp_path / "step", {"files": {"a.txt": {"bytes": 3}, "b.txt": {"bytes": 1}}})
+
+
+def test_a_file_that_was_not_finished_is_never_there(tmp_path):
+    with pytest.raises(ZeroDivisionError), beside(tmp_path / "file") as partial:
+        partial.write_text("half")
+        raise ZeroDivisionError
+    assert list(tmp_path.iterdir()) == []
+    with beside(tmp_path / "file") as partial:
+        partial.write_text("whole")
+        assert not (tmp_path / "file").exists()
+    assert [path.name for path in tmp_path.iterdir()] == ["file"]
+
+
+def test_what_a_killed_run_left_half_written_is_cleared_away(tmp_path):
+    StepFolder(tmp_path, {})
+    (tmp_path / "shard.arrow.123.partial").write_text("half")
+    write_json(tmp_path / "shard.json", {"kept": True})
+    StepFolder(tmp_path, {})
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["inputs.json", "shard.json"]
+
+
+@pytest.mark.parametrize("code", [errno.ENOSPC, errno.EDQUOT])
+def test_a_full_disk_is_told_and_finished_files_stay(tmp_path, code):
+    write_json(tmp_path / "finished.json", {"kept": True})
+    told = pytest.raises(StageError, match=r"disk is full.*next.*What was finished stays")
+    with told, beside(tmp_path / "next") as partial:
+        partial.write_text("half")
+        raise OSError(code, "No space left on device")
+    assert [path.name for path in tmp_path.iterdir()] == ["finished.json"]
+    assert json.loads((tmp_path / "finished.json").read_text()) == {"kept": True}
+
+
+def test_another_error_is_not_taken_for_a_full_disk(tmp_path):
+    with pytest.raises(PermissionError), beside(tmp_path / "next"):
+        raise PermissionError(errno.EACCES, "no")
+
+
+def test_work_whose_result_cannot_fit_does_not_begin(tmp_path):
+    require_space(tmp_path, 1, "a byte")
+    with pytest.raises(StageError, match=r"the vectors will take 1000000\.0 GB .* GB free"):
+        require_space(tmp_path, 10**15, "the vectors")
