@@ -5,7 +5,8 @@ from pathlib import Path
 
 import numpy as np
 
-from icl_jax.step_folder import beside
+from icl_jax.config import StageError
+from icl_jax.step_folder import beside, read_results
 
 
 class Vectors:
@@ -17,9 +18,13 @@ class Vectors:
         self.width = self.shards[0].shape[1]
 
     @classmethod
-    def open(cls, folder: Path, num_shards: int) -> "Vectors":
+    def open(cls, folder: Path) -> "Vectors":
         """The files of a complete embedding step."""
-        return cls([np.load(shard_file(folder, i), mmap_mode="r") for i in range(num_shards)])
+        results = read_results(folder)
+        if results is None:
+            raise StageError(f"{folder} holds no complete vectors; run --stages=design to its end")
+        files = [shard_file(folder, shard) for shard in range(results["num_shards"])]
+        return cls([np.load(file, mmap_mode="r") for file in files])
 
     def __len__(self) -> int:
         return int(self.starts[-1])

@@ -1,0 +1,153 @@
+"""Candidates by brute force on the devices: the pool's rows cut over the mesh, queries streamed.
+
+Exact with `jax.lax.top_k`; on a TPU `jax.lax.approx_max_k` is nearly as good and much faster.
+Q queries of a block, C chunks of the pool, R rows of a chunk, D width, K candidates.
+"""
+
+import copy
+import functools
+
+import jax
+import jax.numpy as jnp
+from jax.sharding import Mesh, NamedSharding, PartitionSpec
+import numpy as np
+
+from icl_jax.config import ConfigError, SearchConfig
+from icl_jax.retrieval.vectors import Vectors
+
+_QUERIES = 1024  # of one block; smaller blocks are padded, so that one compiled program serves all
+_CHUNK = 65_536  # rows that a device compares at once: 268 MB of scores
+_APPROXIMATE_FROM = 1_000_000  # rows, for index 'auto' on a TPU; elsewhere it would gain nothing
+_RECALL_TARGET = 0.98  # of each approximate step
+
+
+class JaxSearch:
+    """The rows `ids` of the pool on the devices of a mesh."""
+
+    def __init__(self, vectors: Vectors, ids: np.ndarray, config: SearchConfig, mesh: Mesh | None):
+        if mesh is None:
+            raise ConfigError("search.engine 'jax' needs a mesh, got None; use sharding.make_mesh")
+        self.ids, self.mesh = ids, mesh
+        large = len(ids) >= _APPROXIMATE_FROM and mesh.devices.flat[0].platform == "tpu"
+        by_size = "approximate" if large else "exact"
+        self.index = by_size if config.index == "auto" else config.index
+        self.first_count = 4 * config.neighbours + 24  # some will be excluded
+        rows = max(1, -(-len(ids) // mesh.size))
+        chunk = min(_CHUNK, rows)
+        shape = (mesh.size * -(-rows // chunk), chunk, vectors.width)
+        self.bytes_per_device = 4 * int(np.prod(shape)) // mesh.size
+        _check_memory(self.bytes_per_device + 4 * _QUERIES * chunk, len(ids), mesh, config)
+        self.pool = jax.make_array_from_callback(
+            shape,
+            NamedSharding(mesh, PartitionSpec(mesh.axis_names)),
+            lambda part: _read_chunks(vectors, ids, *part[0].indices(shape[0])[:2], chunk),
+        )
+
+    def describe(self) -> dict:
+        """What the results of a step say about the search."""
+        return {
+            "index": self.index,
+            "devices": self.mesh.size,
+            "bytes_per_device": self.bytes_per_device,
+        }
+
+    def exact(self) -> "JaxSearch":
+        """Exact brute force over the same rows."""
+        other = copy.copy(self)
+        other.index = "exact"
+        return other
+
+    def candidates(self, queries: np.ndarray, count: int) -> np.ndarray:
+        """Ids of the `count` nearest of each query, nearest first; -1 where there are none."""
+        found = []
+        for start in range(0, len(queries), _QUERIES):
+            block = np.zeros((_QUERIES, queries.shape[1]), np.float32)
+            block[: len(queries) - start] = queries[start : start + _QUERIES]
+            exact = self.index == "exact"
+            found.append(_nearest(self.pool, block, self.mesh, len(self.ids), count, exact))
+        rows = np.concatenate([np.asarray(block) for block in found])[: len(queries)]
+        return np.where(rows < 0, -1, self.ids[rows])
+
+
+@functools.partial(jax.jit, static_argnums=(2, 3, 4, 5))
+def _nearest(
+    pool_CRD: jax.Array, queries_QD: jax.Array, mesh: Mesh, num_rows: int, count: int, exact: bool
+) -> jax.Array:
+    """Rows of the nearest to each query over all devices; -1 behind the last row."""
+    axes = mesh.axis_names
+
+    def of_device(pool_CRD: jax.Array, queries_QD: jax.Array) -> jax.Array:
+        chunks, height, _ = pool_CRD.shape
+        first_row = jax.lax.axis_index(axes) * (chunks * height)
+        first_rows_C = first_row + height * jnp.arange(chunks, dtype=jnp.int32)
+        compare = functools.partial(
+            _compare_chunk, queries_QD=queries_QD, num_rows=num_rows, exact=exact
+        )
+        nothing = (
+            jnp.full((len(queries_QD), count), -jnp.inf),
+            jnp.full((len(queries_QD), count), -1, jnp.int32),
+        )
+        best, _ = jax.lax.scan(compare, nothing, (pool_CRD, first_rows_C))
+        return _best(*(jax.lax.all_gather(x, axes, axis=1, tiled=True) for x in best), count)[1]
+
+    split, whole = PartitionSpec(axes), PartitionSpec()
+    # check_vma: the compiler cannot see that what all devices gathered is the same on each.
+    search = jax.shard_map(
+        of_device, mesh=mesh, in_specs=(split, whole), out_specs=whole, check_vma=False
+    )
+    return search(pool_CRD, queries_QD)
+
+
+def _compare_chunk(best, chunk, *, queries_QD: jax.Array, num_rows: int, exact: bool):
+    """The best so far, (scores, rows), and those of one more chunk of the pool."""
+    pool_RD, first_row = chunk
+    # Float32 throughout where the answer is to be exact: a TPU would multiply in bfloat16.
+    precision = jax.lax.Precision.HIGHEST if exact else jax.lax.Precision.DEFAULT
+    scores_QR = jnp.einsum("qd,rd->qr", queries_QD, pool_RD, precision=precision)
+    rows_R = first_row + jnp.arange(len(pool_RD), dtype=jnp.int32)
+    scores_QR = jnp.where(rows_R < num_rows, scores_QR, -jnp.inf)
+    count = best[0].shape[1]
+    size = min(count, len(pool_RD))
+    if exact:
+        scores_QK, place_QK = jax.lax.top_k(scores_QR, size)
+    else:
+        scores_QK, place_QK = jax.lax.approx_max_k(scores_QR, size, recall_target=_RECALL_TARGET)
+    both = (
+        jnp.concatenate([best[0], scores_QK], axis=1),
+        jnp.concatenate([best[1], first_row + place_QK], axis=1),
+    )
+    return _best(*both, count), None
+
+
+def _best(scores_QN: jax.Array, rows_QN: jax.Array, count: int) -> tuple[jax.Array, jax.Array]:
+    scores_QK, place_QK = jax.lax.top_k(scores_QN, count)
+    rows_QK = jnp.take_along_axis(rows_QN, place_QK, axis=1)
+    return scores_QK, jnp.where(scores_QK > -jnp.inf, rows_QK, -1)
+
+
+def _read_chunks(
+    vectors: Vectors, ids: np.ndarray, first: int, last: int, chunk: int
+) -> np.ndarray:
+    """Chunks first .. last - 1 of the pool, zeros behind its end; a host reads only its own."""
+    out = np.zeros(((last - first) * chunk, vectors.width), np.float32)
+    rows = ids[first * chunk : last * chunk]
+    out[: len(rows)] = vectors.take(rows)
+    return out.reshape(last - first, chunk, vectors.width)
+
+
+def _check_memory(needed: int, count: int, mesh: Mesh, config: SearchConfig) -> None:
+    """Stops if the pool is larger than the devices' memory."""
+    room = _memory(mesh, config)
+    if needed > room:
+        raise ConfigError(
+            f"search.engine 'jax' needs {needed / 1e9:.3g} GB on each of {mesh.size} devices for "
+            f"{count:,} vectors, but each has {room / 1e9:.3g} GB; use at least "
+            f"{-(-needed * mesh.size // room)} devices, or search.engine 'faiss' (on a CPU, "
+            "search.memory_gigabytes is what all devices share)"
+        )
+
+
+def _memory(mesh: Mesh, config: SearchConfig) -> float:
+    """Bytes of one device; CPU devices share what the config allows."""
+    stats = mesh.local_devices[0].memory_stats() or {}
+    return stats.get("bytes_limit", 1e9 * config.memory_gigabytes / mesh.size)

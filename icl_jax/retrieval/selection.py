@@ -1,0 +1,163 @@
+"""Which candidates become neighbours: the rules, applied to many queries at once.
+
+Never the query's own words, never its document (unless asked), never at or below the threshold,
+never a near duplicate of the query or of a nearer neighbour; by similarity, then by id.
+"""
+
+import dataclasses
+
+import numpy as np
+
+from icl_jax.config import SearchConfig
+from icl_jax.retrieval.duplicates import Signatures, exact_duplicates, near_duplicates
+from icl_jax.retrieval.vectors import Vectors
+
+_ROWS = 512  # vectors scored at once: they stay in the cache, which makes it three times as fast
+
+
+@dataclasses.dataclass
+class Selected:
+    """The neighbours of some queries: ids and similarities, -1 and -inf behind the last."""
+
+    ids: np.ndarray
+    similarities: np.ndarray
+    used_up: np.ndarray  # queries with too few, though the candidates ended above the threshold
+    counts: dict[str, np.ndarray]  # rule -> candidates of each query left out before it had enough
+
+    @classmethod
+    def join(cls, pieces: "list[Selected]") -> "Selected":
+        """Several pieces as one."""
+        joined = [np.concatenate([getattr(piece, field) for piece in pieces])
+                  for field in ("ids", "similarities", "used_up")]  # fmt: skip
+        rules = pieces[0].counts
+        return cls(
+            *joined, {r: np.concatenate([piece.counts[r] for piece in pieces]) for r in rules}
+        )
+
+
+class Selection:
+    """The rules for one set of queries and one pool; `documents` are the pool's."""
+
+    def __init__(
+        self,
+        queries: Signatures,
+        pool: Signatures,
+        vectors: Vectors,
+        documents: np.ndarray,
+        query_documents: np.ndarray | None,
+        config: SearchConfig,
+    ):
+        self.queries, self.pool, self.vectors, self.config = queries, pool, vectors, config
+        self.documents, self.query_documents = documents, query_documents
+        self.lengths = np.concatenate([np.linalg.norm(_float32(x), axis=1) for x in vectors.shards])
+        # Of equal sentences only the first is searched for; zero vectors are like nothing.
+        members = np.flatnonzero(self.lengths)
+        self.ids, self.twin_of, self.twins = exact_duplicates(pool.hashes, documents, members)
+        self.zeros, self.duplicates = len(vectors) - len(members), len(members) - len(self.ids)
+
+    def select(
+        self, queries: np.ndarray, query_vectors: np.ndarray, found: np.ndarray, threshold: float
+    ) -> Selected:
+        """The neighbours of query sentences among the candidates found for each (-1: none)."""
+        ids, allowed, counts = self._stand_ins(queries, found)
+        similarities = self._similarities(query_vectors, ids)
+        similarities[found < 0] = -np.inf
+        # The engine's order is not exact: the end of its list is what its last eighth shows.
+        last = similarities[:, -max(1, found.shape[1] // 8) :]
+        still_above = (found[:, -1] >= 0) & (last > threshold).any(axis=1)
+
+        above = similarities > threshold
+        counts["below_threshold"] = (allowed & ~above).sum(axis=1)
+        allowed &= above
+        order = np.lexsort((ids, -similarities, ~allowed), axis=1)
+        ids, similarities = (np.take_along_axis(x, order, axis=1) for x in (ids, similarities))
+        taken = self._take_nearest(queries, ids, allowed.sum(axis=1), counts)
+        none = taken < 0
+        return Selected(
+            np.where(none, -1, np.take_along_axis(ids, taken, axis=1)),
+            np.where(none, -np.inf, np.take_along_axis(similarities, taken, axis=1)),
+            none[:, -1] & still_above,
+            counts,
+        )
+
+    def _similarities(self, query_vectors: np.ndarray, ids: np.ndarray) -> np.ndarray:
+        """Cosines of each query with its candidates, to the bit the same in any company."""
+        order = np.argsort(ids, axis=None)  # as they lie on disk
+        sorted_ids, query = ids.ravel()[order], order // ids.shape[1]
+        starts = self.vectors.starts
+        ends = np.searchsorted(sorted_ids, starts)
+        products = np.empty(ids.size, np.float32)
+        for shard in np.flatnonzero(np.diff(ends)):
+            for first in range(ends[shard], ends[shard + 1], _ROWS):
+                part = slice(first, min(first + _ROWS, ends[shard + 1]))
+                rows = np.take(self.vectors.shards[shard], sorted_ids[part] - starts[shard], axis=0)
+                # Not a matrix product: its rounding would depend on how many rows there are.
+                products[part] = np.vecdot(query_vectors[query[part]], _float32(rows))
+        similarities = np.empty(ids.size, np.float32)
+        similarities[order] = products / self.lengths[sorted_ids]
+        return similarities.reshape(ids.shape)
+
+    def _stand_ins(
+        self, queries: np.ndarray, found: np.ndarray
+    ) -> tuple[np.ndarray, np.ndarray, dict[str, np.ndarray]]:
+        """Candidates in the query's own document give way to their equals elsewhere."""
+        ids = np.maximum(found, 0)
+        allowed = found >= 0
+        own = allowed & (self.pool.hashes[ids] == self.queries.hashes[queries][:, None])
+        allowed &= ~own
+        counts = {"same_words": own.sum(axis=1)}
+        if self.query_documents is None or self.config.same_document:
+            return ids, allowed, counts
+        inside = allowed & (self.documents[ids] == self.query_documents[queries][:, None])
+        place = np.minimum(np.searchsorted(self.twin_of, ids[inside]), len(self.twin_of) - 1)
+        if len(self.twin_of):
+            has_twin = self.twin_of[place] == ids[inside]
+            row, column = np.nonzero(inside)
+            ids[row[has_twin], column[has_twin]] = self.twins[place[has_twin]]
+            inside[row[has_twin], column[has_twin]] = False
+        counts["same_document"] = inside.sum(axis=1)
+        return ids, allowed & ~inside, counts
+
+    def _take_nearest(
+        self, queries: np.ndarray, ids: np.ndarray, allowed: np.ndarray, counts: dict
+    ) -> np.ndarray:
+        """Columns of the first that repeat neither the query nor one before; -1 behind the last.
+
+        `ids` are in order; the first `allowed` of each row come into question.
+        """
+        most = self.config.neighbours
+        taken, size = np.full((len(ids), most), -1), np.zeros(len(ids), np.int64)
+        of_query, of_neighbour = np.zeros((2, len(ids)), np.int64)
+        counts["near_duplicate_of_query"] = of_query
+        counts["near_duplicate_of_neighbour"] = of_neighbour
+        for column in range(allowed.max(initial=0)):
+            rows = np.flatnonzero((column < allowed) & (size < most))
+            if not len(rows):
+                break
+            near = self._near(self.queries, queries[rows], ids[rows, column])
+            of_query[rows[near]] += 1
+            rows = rows[~near]
+            row, rank = np.nonzero(np.arange(most) < size[rows, None])
+            row = rows[row]
+            near = self._near(self.pool, ids[row, taken[row, rank]], ids[row, column])
+            near = np.isin(rows, row[near])
+            of_neighbour[rows[near]] += 1
+            rows = rows[~near]
+            taken[rows, size[rows]] = column
+            size[rows] += 1
+        return taken
+
+    def _near(self, signatures: Signatures, ids: np.ndarray, others: np.ndarray) -> np.ndarray:
+        return near_duplicates(signatures, ids, self.pool, others, self.config.duplicate_jaccard)
+
+
+def _float32(vectors: np.ndarray) -> np.ndarray:
+    """As `astype`, which takes several times as long for float16: one number after the other."""
+    if vectors.dtype != np.float16:
+        return vectors.astype(np.float32, copy=False)
+    bits = vectors.view(np.int16).astype(np.int32)
+    bits <<= 13
+    bits &= np.int32(-0x70002000)  # the sign, the five bits of the exponent, the ten that follow
+    out = bits.view(np.float32)
+    out *= np.float32(2.0**112)  # the exponents of the two types count from -15 and from -127
+    return out

@@ -1,0 +1,170 @@
+import dataclasses
+import json
+
+import numpy as np
+import pytest
+
+from icl_jax.config import ConfigError, MeshConfig, SearchConfig, StageError
+from icl_jax.retrieval import search
+from icl_jax.retrieval.search import find_neighbours
+from icl_jax.sharding import make_mesh
+from tests.retrieval.made_up import Table, assert_equal_to_loops, made_up, neighbours_by_loops
+
+CONFIG = SearchConfig(neighbours=4, min_similarity=0.5, recall_sample=30)
+
+
+def run(folder, table, rows, config=CONFIG, queries=None, query_rows=None, **options):
+    queries, query_rows = queries or table, rows if query_rows is None else query_rows
+    if config.engine == "jax":
+        options["mesh"] = make_mesh(MeshConfig())
+    vectors = table.vectors(rows)
+    return find_neighbours(
+        queries, queries.vectors(query_rows), table, vectors, config, folder, **options
+    )
+
+
+def files(folder):
+    return {file.name: file.read_bytes() for file in folder.glob("neighbours-*.arrow")}
+
+
+@pytest.mark.parametrize("engine", ["faiss", "jax"])
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {},
+        {"same_document": True, "min_similarity": -1.0, "neighbours": 7},
+        {"duplicate_jaccard": 2.0, "min_similarity": 0.9},
+    ],
+)
+def test_neighbours_are_those_of_the_rules_written_as_loops(tmp_path, engine, changes):
+    table, rows = made_up(211)
+    config = dataclasses.replace(CONFIG, engine=engine, **changes)
+    found = run(tmp_path, table, rows, config)
+    expected = neighbours_by_loops(table, rows, table, rows, config)
+    assert_equal_to_loops(found, expected)
+    assert found.results["recall"]["neighbours"] == 1.0
+    assert found.results["mean_neighbours"] == pytest.approx(
+        np.mean([len(x) for x in expected]), abs=1e-3
+    )
+
+
+def test_queries_of_another_table_have_no_document_in_common_with_the_pool(tmp_path):
+    table, rows = made_up(151)
+    queries, query_rows = made_up(53, name="task")  # the same beginning: equal sentences
+    found = run(tmp_path, table, rows, queries=queries, query_rows=query_rows)
+    expected = neighbours_by_loops(queries, query_rows, table, rows, CONFIG)
+    assert_equal_to_loops(found, expected)
+    same = table.documents[:53] == queries.documents
+    assert any(i < 53 and same[i] for wanted in expected for i, _ in wanted)
+
+
+def test_a_similarity_at_the_threshold_is_not_enough(tmp_path):
+    rows = np.array([[1, 0], [0.6, 0.8], [0.8, 0.6], [0, 1]], np.float32)
+    table = Table(["a b", "c d", "e f", "g h"], [0, 1, 2, 3], shards=1)
+    config = dataclasses.replace(CONFIG, min_similarity=float(np.float32(0.8)))
+    found = run(tmp_path, table, rows, config)
+    assert [found.of(i)[0].tolist() for i in range(4)] == [[], [2], [1], []]
+
+
+def test_more_candidates_are_asked_for_where_the_rules_leave_too_few(tmp_path):
+    rng = np.random.default_rng(0)
+    # 300 sentences of one document lie nearer to each other than to the two elsewhere.
+    rows = np.concatenate(
+        [[1, 0, 0] + 0.01 * rng.normal(size=(300, 3)), [[1, 0.2, 0], [1, 0, 0.3]]]
+    )
+    table = Table([f"word{i} x{i} y{i}" for i in range(302)], [0] * 300 + [1, 2])
+    config = dataclasses.replace(CONFIG, min_similarity=0.9)
+    found = run(tmp_path, table, rows.astype(np.float32), config)
+    assert {tuple(found.of(i)[0]) for i in range(300)} == {(300, 301)}
+    assert found.results["asked_again"] >= 300
+    assert found.results["too_few_candidates"] == 0
+    assert found.results["candidates_left_out"]["same_document"] > 300 * 250
+
+
+def test_a_bound_on_the_candidates_that_is_reached_is_counted(tmp_path, monkeypatch):
+    monkeypatch.setattr(search, "_MOST_CANDIDATES", 64)
+    table = Table([f"word{i} x{i} y{i}" for i in range(100)], [0] * 99 + [1])
+    rows = np.ones((100, 2), np.float32) + 0.01 * np.random.default_rng(0).normal(size=(100, 2))
+    rows[99] = [1, 0.8]
+    found = run(tmp_path, table, rows.astype(np.float32))
+    assert found.results["too_few_candidates"] == 99
+
+
+@pytest.mark.parametrize("index", ["Flat", "IVF5,PQ8x4fs"])
+def test_files_are_the_same_whatever_the_number_of_workers(tmp_path, index):
+    table, rows = made_up(331)
+    config = dataclasses.replace(CONFIG, index=index, probes=2)
+    for workers in (1, 2, 3):
+        run(tmp_path / str(workers), table, rows, config, workers=workers)
+    assert files(tmp_path / "1") == files(tmp_path / "2") == files(tmp_path / "3")
+
+
+def test_similarities_do_not_depend_on_the_company_of_a_query(tmp_path, monkeypatch):
+    table, rows = made_up(331, width=23)
+    run(tmp_path / "a", table, rows)
+    monkeypatch.setattr(search, "_BLOCK", 17)
+    monkeypatch.setattr(search, "_PIECE", 3)
+    run(tmp_path / "b", table, rows)
+    assert files(tmp_path / "a") == files(tmp_path / "b")
+
+
+def test_a_killed_search_goes_on_behind_the_finished_shards(tmp_path, monkeypatch):
+    table, rows = made_up(211)
+    whole = run(tmp_path / "whole", table, rows)
+    write, asked = search.table.write_shard, []
+
+    def die_at_the_second(folder, shard, *rest):
+        if shard == 1:
+            raise KeyboardInterrupt
+        write(folder, shard, *rest)
+
+    monkeypatch.setattr(search.table, "write_shard", die_at_the_second)
+    with pytest.raises(KeyboardInterrupt):
+        run(tmp_path / "killed", table, rows)
+    monkeypatch.setattr(
+        search.table, "write_shard", lambda f, s, *r: (asked.append(s), write(f, s, *r))
+    )
+    resumed = run(tmp_path / "killed", table, rows)
+    assert asked == [1, 2]
+    assert files(tmp_path / "killed") == files(tmp_path / "whole")
+    for key in ("candidates_left_out", "similarity_counts", "recall", "queries", "mean_neighbours"):
+        assert resumed.results[key] == whole.results[key]
+
+
+def test_a_finished_search_is_taken_as_it_is_and_other_inputs_are_named(tmp_path, monkeypatch):
+    table, rows = made_up(61)
+    first = run(tmp_path, table, rows, inputs={"encoder": "a"})
+    monkeypatch.delattr(search, "Search")
+    assert run(tmp_path, table, rows, inputs={"encoder": "a"}).results == first.results
+    with pytest.raises(StageError, match="encoder"):
+        run(tmp_path, table, rows, inputs={"encoder": "b"})
+
+
+def test_results_say_what_was_found_and_what_was_left_out(tmp_path):
+    table, rows = made_up(211)
+    run(tmp_path, table, rows)
+    results = json.loads((tmp_path / "results.json").read_text())
+    assert results["queries"] == results["pool"] == 211
+    assert sum(results["similarity_counts"]) == round(results["mean_neighbours"] * 211)
+    assert results["pool_zero_vectors"] == (~rows.any(axis=1)).sum() > 0
+    assert results["pool_exact_duplicates"] > 10
+    assert results["candidates_left_out"]["near_duplicate_of_query"] > 0
+    assert results["candidates_left_out"]["near_duplicate_of_neighbour"] > 0
+    assert results["index"] == "Flat"
+    assert results["recall"]["queries"] == 30
+
+
+def test_what_cannot_work_stops_before_anything_is_computed(tmp_path, monkeypatch):
+    monkeypatch.delattr(search, "load_signatures")
+    table, rows = made_up(61)
+    other = Table(table.all, table.documents, name="other")
+    with pytest.raises(StageError, match="width, got 5 and 16"):
+        run(tmp_path / "a", table, rows, queries=other, query_rows=rows[:, :5])
+    with pytest.raises(StageError, match=r"61 sentences, but there are 60 vectors"):
+        find_neighbours(
+            table, table.vectors(rows), table, table.vectors(rows[:60]), CONFIG, tmp_path / "b"
+        )
+    with pytest.raises(ConfigError, match=r"at least 156 different .* there are 61"):
+        run(tmp_path / "c", table, rows, dataclasses.replace(CONFIG, index="IVF4,Flat"))
+    with pytest.raises(StageError, match="no sentence to search among"):
+        run(tmp_path / "d", Table([], [], shards=1), np.empty((0, 4), np.float16))
