@@ -151,9 +151,10 @@ class EncoderConfig:
     # A sentence-transformers folder (BERT, RoBERTa), or a model folder (mean of the last layer; our
     # own by `training.export`). "": TF-IDF and SVD, fitted on the corpus.
     folder: str = ""
-    tfidf_dim: int = 256  # of the vectors after the SVD
+    tfidf_dim: int = 512  # of these vectors
     max_tokens: int = 0  # a longer sentence is cut; 0: what the folder says
-    batch_tokens: int = 8192  # tokens of one step on the devices, padding included
+    # Tokens of one step, padding included; a CPU takes at most 1024 for each device: its caches.
+    batch_tokens: int = 8192
     dtype: str = "float32"  # of the matrix products; bfloat16 on accelerators
     store: str = "float16"  # of the vectors on disk; or float32
 
@@ -166,7 +167,9 @@ class SearchConfig:
     """Which sentences count as related."""
 
     neighbours: int = 10  # most of one query
-    min_similarity: float = 0.8  # cosine (Levine et al. 2022, section 3)
+    # Cosine that a neighbour must be above (Levine et al. 2022, section 3, with RoBERTa-large). It
+    # belongs to the encoder: 0.8 is rare with MiniLM, and with TF-IDF 0.4 is already near.
+    min_similarity: float = 0.8
     same_document: bool = False  # True: a query's own document may hold neighbours too
     # Near duplicates are left out, of the query and of each other: sentences whose sets of three
     # consecutive words have at least this Jaccard index. Above 1: only equal sentences are.

@@ -1,0 +1,168 @@
+"""From a corpus to each sentence's related sentences: the first half of the `design` stage.
+
+Every step has its folder in WORKDIR/design; a complete one is taken as it is, a begun one goes on.
+"""
+
+import itertools
+import os
+from pathlib import Path
+
+from jax.sharding import Mesh
+
+from icl_jax.config import ConfigError, CorpusConfig, DesignConfig, ExperimentConfig
+from icl_jax.config_tree import find_problems, to_dict
+from icl_jax.corpus.files import describe_files
+from icl_jax.corpus.sentence_table import SentenceTable, build_table
+from icl_jax.corpus.tokenizers import Tokenizer, load
+from icl_jax.corpus.train_tokenizer import sample_sentences, train
+from icl_jax.retrieval.embeddings import embed_table
+from icl_jax.retrieval.encoders import Encoder, fit_tfidf, open_encoder
+from icl_jax.retrieval.neighbours import Neighbours
+from icl_jax.retrieval.search import check_search, find_neighbours
+from icl_jax.sharding import make_mesh
+from icl_jax.step_folder import StepFolder, write_json
+
+
+class DesignFolders:
+    """Where the steps of the design stage lie in a workdir."""
+
+    def __init__(self, workdir: str | os.PathLike):
+        self.path = Path(workdir) / "design"
+        self.config = self.path / "config.json"
+        self.tokenizer = self.path / "tokenizer"
+        self.corpus = self.path / "corpus"
+        self.queries = self.path / "queries"  # not there where the corpus is searched with itself
+        self.encoder = self.path / "encoder"  # not there where the encoder is a published one
+        self.corpus_vectors = self.path / "corpus_vectors"
+        self.query_vectors = self.path / "query_vectors"
+        self.neighbours = self.path / "neighbours"
+
+
+def find_related(config: ExperimentConfig, workdir: str | os.PathLike) -> Neighbours:
+    """Runs what is not complete yet: tokenizer, sentences, vectors, neighbours."""
+    _check(config, workdir)
+    design, folders, mesh = config.design, DesignFolders(workdir), make_mesh(config.mesh)
+    # What a folder says is read first: a wrong one must not be found after hours.
+    encoder = open_encoder(design.encoder, mesh, None) if design.encoder.folder else None
+    tokenizer = _prepare_tokenizer(design, folders)
+    _check_vocabulary(config, tokenizer)
+    write_json(folders.config, to_dict(design))
+
+    corpus = _make_table(design, design.corpus, folders, folders.corpus)
+    _check_documents(corpus, design)
+    queries = corpus
+    if design.queries.files:
+        queries = _make_table(design, design.queries, folders, folders.queries)
+    encoder = encoder or _fit_encoder(design, corpus, folders, mesh, config.seed)
+    check_search(len(corpus), encoder.width, design.search)
+
+    vectors = embed_table(corpus, encoder, design.encoder, folders.corpus_vectors)
+    query_vectors = vectors
+    if queries is not corpus:
+        query_vectors = embed_table(queries, encoder, design.encoder, folders.query_vectors)
+    neighbours = find_neighbours(
+        queries, query_vectors, corpus, vectors, design.search, folders.neighbours, config.seed,
+        mesh, design.workers, {**encoder.identity, "store": design.encoder.store},
+    )  # fmt: skip
+    _print_summary(corpus, queries, neighbours, design, workdir)
+    return neighbours
+
+
+def _check(config: ExperimentConfig, workdir: str | os.PathLike) -> None:
+    """Stops on everything that can be seen from the config alone."""
+    found = find_problems(config)
+    if not config.design.corpus.files:
+        found.append(
+            "design.corpus.files is empty; expected files, folders or globs with text "
+            "(--config.design.corpus.files=FOLDER)"
+        )
+    if "://" in str(workdir):
+        found.append(
+            f"the design stage maps its files into memory, so --workdir must be a local folder, "
+            f"got {workdir}; copy the result from there"
+        )
+    if found:
+        raise ConfigError("; ".join(found))
+
+
+def _prepare_tokenizer(design: DesignConfig, folders: DesignFolders) -> Tokenizer:
+    config, shard_bytes = design.tokenizer, _shard_bytes(design)
+    if config.folder:
+        tokenizer = load(config.folder, config.separator)
+        inputs = {"published": tokenizer.fingerprint}
+    else:
+        tokenizer = None
+        inputs = {"trained on": describe_files(design.corpus), "vocab_size": config.vocab_size}
+    step = StepFolder(folders.tokenizer, inputs)
+    if step.results is None:
+        if tokenizer is None:
+            print(f"training a tokenizer of {config.vocab_size:,} tokens", flush=True)
+            tokenizer = train(sample_sentences(design.corpus, shard_bytes), config.vocab_size)
+        tokenizer.save(folders.tokenizer)
+        step.complete({"vocab_size": tokenizer.vocab_size, "fingerprint": tokenizer.fingerprint})
+    return Tokenizer.open(folders.tokenizer)
+
+
+def _check_vocabulary(config: ExperimentConfig, tokenizer: Tokenizer) -> None:
+    if tokenizer.vocab_size > config.model.vocab_size:
+        raise ConfigError(
+            f"the tokenizer has {tokenizer.vocab_size} ids, its separator included, but "
+            f"model.vocab_size is {config.model.vocab_size}; set "
+            f"--config.model.vocab_size={tokenizer.vocab_size} or more, or choose another tokenizer"
+        )
+
+
+def _make_table(
+    design: DesignConfig, files: CorpusConfig, folders: DesignFolders, folder: Path
+) -> SentenceTable:
+    return build_table(files, folders.tokenizer, folder, _shard_bytes(design), design.workers)
+
+
+def _shard_bytes(design: DesignConfig) -> int:
+    return max(1, round(design.shard_megabytes * 1e6))
+
+
+def _check_documents(corpus: SentenceTable, design: DesignConfig) -> None:
+    if corpus.num_documents == 1 and not design.queries.files and not design.search.same_document:
+        raise ConfigError(
+            f"the corpus is one document of {len(corpus)} sentences, and neighbours in the same "
+            "document are left out, so there can be none; if its documents are parted by blank "
+            "lines, set design.corpus.text_documents=block, else design.search.same_document=True"
+        )
+
+
+def _fit_encoder(
+    design: DesignConfig, corpus: SentenceTable, folders: DesignFolders, mesh: Mesh, seed: int
+) -> Encoder:
+    """TF-IDF and SVD, fitted on the corpus."""
+    config, language = design.encoder, design.corpus.language
+    inputs = {"sentences": corpus.fingerprint, "dim": config.tfidf_dim, "seed": seed}
+    inputs["language"] = language
+    step = StepFolder(folders.encoder, inputs)
+    if step.results is None:
+        print(f"fitting TF-IDF of {config.tfidf_dim} dimensions", flush=True)
+        texts = itertools.chain.from_iterable(
+            corpus.texts(shard).to_pylist() for shard in range(corpus.num_shards)
+        )
+        fit_tfidf(texts, config, folders.encoder, seed, language)
+        step.complete({})
+    return open_encoder(config, mesh, folders.encoder)
+
+
+def _print_summary(
+    corpus: SentenceTable,
+    queries: SentenceTable,
+    neighbours: Neighbours,
+    design: DesignConfig,
+    workdir: str | os.PathLike,
+) -> None:
+    results = neighbours.results
+    share = results["queries_with_neighbours"] / max(1, results["queries"])
+    recall = results["recall"].get("neighbours")
+    print(
+        f"{len(corpus):,} sentences of {corpus.num_documents:,} documents; "
+        f"{results['queries']:,} queries, {share:.1%} with a neighbour above "
+        f"{design.search.min_similarity:g}, {results['mean_neighbours']:.2f} on average; "
+        f"recall {'not measured' if recall is None else f'{recall:.3f}'} ({results['index']})\n"
+        f"look at them: python -m icl_jax.retrieval.show --workdir={workdir} --sentence=0"
+    )

@@ -1,0 +1,106 @@
+"""Prints the sentences nearest to a text or to a sentence of the corpus, with scores and documents.
+
+python -m icl_jax.retrieval.show --workdir=DIR --query="Which city is the capital of France?"
+python -m icl_jax.retrieval.show --workdir=DIR --sentence=1234
+"""
+
+import argparse
+import json
+import sys
+import textwrap
+
+import numpy as np
+
+from icl_jax.config import ConfigError, MeshConfig, StageError
+from icl_jax.config_tree import from_dict
+from icl_jax.corpus.sentence_table import SentenceTable
+from icl_jax.retrieval.encoders import open_encoder
+from icl_jax.retrieval.find_related import DesignFolders
+from icl_jax.retrieval.neighbours import Neighbours
+from icl_jax.retrieval.vectors import Vectors, normalise
+from icl_jax.sharding import make_mesh
+
+
+def main(argv: list[str] | None = None) -> None:
+    """Reads the flags and prints; what is missing in the workdir is told in one line."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--workdir", required=True, help="of a run with --stages=design")
+    wanted = parser.add_mutually_exclusive_group(required=True)
+    wanted.add_argument("--query", help="any text")
+    wanted.add_argument("--sentence", type=int, help="the id of a sentence that was a query")
+    parser.add_argument("--count", type=int, default=10, help="how many to print")
+    args = parser.parse_args(argv)
+    if args.count < 1:
+        parser.error(f"--count must be at least 1, got {args.count}")
+    try:
+        if args.query is not None:
+            show_text(DesignFolders(args.workdir), args.query, args.count)
+        else:
+            show_sentence(DesignFolders(args.workdir), args.sentence, args.count)
+    except (ConfigError, StageError) as error:
+        sys.exit(f"error: {error}")
+
+
+def show_text(folders: DesignFolders, text: str, count: int) -> None:
+    """The sentences of the corpus that are nearest to any text, by exact search."""
+    if not text.strip():
+        raise StageError("--query is empty; expected a text to search for")
+    corpus, vectors = SentenceTable.open(folders.corpus), Vectors.open(folders.corpus_vectors)
+    config = from_dict(json.loads(folders.config.read_text()))
+    encoder = open_encoder(config.encoder, make_mesh(MeshConfig()), folders.encoder)
+    query = normalise(encoder.encode([text]))[0]
+    if not query.any():
+        print("the encoder knows no word of this text, so nothing is near it")
+        return
+    print(text)
+    print_found(corpus, *nearest(vectors, query, count))
+
+
+def show_sentence(folders: DesignFolders, sentence: int, count: int) -> None:
+    """The neighbours that were stored for a sentence, and what is nearest if there are none."""
+    corpus = SentenceTable.open(folders.corpus)
+    own_queries = folders.queries.exists()
+    queries = SentenceTable.open(folders.queries) if own_queries else corpus
+    if not 0 <= sentence < len(queries):
+        raise StageError(f"--sentence must be from 0 to {len(queries) - 1}, got {sentence}")
+    ids, similarities = Neighbours.open(folders.neighbours).of(sentence)
+    print_found(queries, [sentence], None)
+    if len(ids):
+        print(f"{len(ids)} stored neighbours:")
+        print_found(corpus, ids[:count], similarities[:count])
+        return
+    print("no stored neighbours; the nearest, with what the rules of the search leave out:")
+    place = folders.query_vectors if own_queries else folders.corpus_vectors
+    query = Vectors.open(place).take(np.array([sentence]))[0]
+    ids, similarities = nearest(Vectors.open(folders.corpus_vectors), query, count + 1)
+    others = np.flatnonzero((ids != sentence) | own_queries)[:count]
+    print_found(corpus, ids[others], similarities[others])
+
+
+def nearest(vectors: Vectors, query: np.ndarray, count: int) -> tuple[np.ndarray, np.ndarray]:
+    """Ids and cosines of the nearest rows, best first; all rows are compared."""
+    ids, scores = np.empty(0, np.int64), np.empty(0, np.float32)
+    for shard, start in enumerate(vectors.starts[:-1]):
+        found = vectors.shard(shard) @ query
+        ids = np.concatenate([ids, np.arange(start, start + len(found))])
+        scores = np.concatenate([scores, found])
+        best = np.lexsort((ids, -scores))[:count]
+        ids, scores = ids[best], scores[best]
+    return ids, scores
+
+
+def print_found(table: SentenceTable, ids, similarities) -> None:
+    """Each sentence with its score, its id, and where it stands."""
+    for row, sentence in enumerate(ids):
+        document = table.document(int(table.documents[sentence]))
+        score = "      " if similarities is None else f"{similarities[row]:6.3f}"
+        title = f"{document.title}, " if document.title else ""
+        place = f"{title}{document.file} {document.place}, sentence {table.positions[sentence]}"
+        print(f"{score}  #{sentence}  {place}")
+        print(textwrap.indent(textwrap.fill(table.text(int(sentence)), 92), " " * 8))
+
+
+if __name__ == "__main__":
+    main()
