@@ -117,7 +117,8 @@ def tokenizer_problems(config) -> list[str]:
         return []
     found: list[str] = []
     if config.vocab_size < MIN_TRAINED_VOCABULARY:
-        found.append(f"vocab_size must be at least {MIN_TRAINED_VOCABULARY}, got {config.vocab_size}")
+        least = MIN_TRAINED_VOCABULARY
+        found.append(f"vocab_size must be at least {least}, got {config.vocab_size}")
     if config.separator:
         found.append(
             f"separator '{config.separator}' is for a published tokenizer (tokenizer.folder); one "

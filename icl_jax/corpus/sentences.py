@@ -1,6 +1,6 @@
 """Documents to sentences, and what is left out on the way; every drop is counted by its rule.
 
-A line is a paragraph. Of hard-wrapped text a block between blank lines is: no line has above 100
+A line is a paragraph. Of hard-wrapped text a block between blank lines is: no line has above 120
 characters, and most of those inside blocks have no end such as `.`, but 50 characters or more.
 sentencex cuts paragraphs into sentences. White space is folded to single spaces.
 With `config.clean` HTML entities become their characters, brackets that a removed template left
@@ -30,7 +30,7 @@ from icl_jax.corpus.documents import Document
 
 MIN_WORDS = 3
 MAX_HEADING_WORDS = 10
-MIN_WRAPPED_LINE, MAX_WRAPPED_LINE = 50, 100  # characters
+MIN_WRAPPED_LINE, MAX_WRAPPED_LINE = 50, 120  # characters
 WITHOUT_SPACES = frozenset({"bo", "dz", "ja", "km", "lo", "my", "th", "wuu", "yue", "zh"})
 
 _EMPTY_BRACKETS = re.compile(r"\([ ,;:]*\)|\[ *\]")
@@ -38,7 +38,7 @@ _WIKITEXT_JOINT = re.compile(r" @([-.,])@ ")
 _WIKI_HEADING = re.compile(r"=.*=")
 # An end, then quotes or brackets that close around it.
 _ENDED = re.compile(r"""[.!?…。！？｡．؟۔।॥።։]["'”’»›)\]}」』）\s]*\Z""")  # noqa: RUF001
-_LIST = re.compile(r"[*#•◦▪‣·●○■□]|-+\s|:+\s|\(?(\d{1,3}|[a-z])[.)]\s|\([A-Z]\)\s")
+_LIST = re.compile(r"[#•◦▪‣·●○■□]|\*(?!\*\w)|-+\s|:+\s|\(?(\d{1,3}|[a-z])[.)]\s|\([A-Z]\)\s")
 _TABLE = re.compile(r"[|!]|\{\|")
 _MARKUP_CHARACTERS = re.compile(r"[{}\[\]<|=_]")  # none of them, no markup: most sentences
 _TAGS = "ref|br|poem|nowiki|div|span|table|t[rdh]|su[bp]|small|big|blockquote|gallery|math|code|pre"

@@ -17,7 +17,6 @@ from tokenizers import Tokenizer, normalizers
 from icl_jax.config import ConfigError, EncoderConfig
 from icl_jax.models import huggingface
 from icl_jax.models.huggingface import FolderError
-from icl_jax.models.inputs import position_limit
 
 POOLINGS = ("cls", "max", "mean", "mean_sqrt_len_tokens", "weightedmean", "lasttoken")
 ACTIVATIONS = ("Identity", "Tanh", "ReLU", "GELU")  # of a Dense module, names of torch.nn
@@ -120,7 +119,7 @@ def _read_network(folder: Path, kind: str, config: EncoderConfig, settings: dict
     if settings.get("do_lower_case"):
         lower = [normalizers.Lowercase(), *filter(None, [tokenizer.normalizer])]
         tokenizer.normalizer = normalizers.Sequence(lower)
-    max_tokens = _max_tokens(folder, config, settings, position_limit(model))
+    max_tokens = _max_tokens(folder, config, settings, model.context_length)
     tokenizer.no_padding()
     tokenizer.enable_truncation(max_tokens)
     return EncoderFolder(folder, kind, tokenizer, max_tokens)

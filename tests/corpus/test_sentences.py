@@ -41,6 +41,10 @@ def test_hard_wrapped_text_is_put_together_again():
     assert dropped == {"heading": 1}
 
 
+def test_a_paragraph_that_begins_in_bold_is_no_list():
+    assert split(f"**Otters** swim in the river.\n{STAYS}")[0][0] == "**Otters** swim in the river."
+
+
 def test_lines_that_are_paragraphs_or_verse_stay_apart():
     verse = "The river ran\nand the otter swam\nunder the moon\nas it always had"
     assert split(verse, clean=False)[0] == verse.splitlines()
