@@ -24,6 +24,7 @@ from icl_jax.training.train_state import (
 from tests.training.small import ROBERTA, experiment, random_batch
 
 FACTORISATIONS = [(d, f, 8 // d // f) for d in (1, 2, 4, 8) for f in (1, 2, 4, 8) if d * f <= 8]
+TYPICAL = [(8, 1, 1), (1, 8, 1), (1, 2, 4), (2, 2, 2)]
 
 
 @functools.cache
@@ -75,7 +76,10 @@ def curve(config, steps=20):
     return losses
 
 
-@pytest.mark.parametrize("mesh", FACTORISATIONS)
+@pytest.mark.parametrize(
+    "mesh",
+    [pytest.param(m, marks=() if m in TYPICAL else pytest.mark.slow) for m in FACTORISATIONS],
+)
 def test_every_mesh_gives_the_loss_curve_of_one_device(mesh):
     expected = curve(experiment(mesh=(1, 1, 1), dropout=False, steps=20))
     losses = curve(experiment(mesh=mesh, dropout=False, steps=20))
