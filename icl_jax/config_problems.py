@@ -2,6 +2,7 @@
 
 import dataclasses
 import itertools
+import re
 
 ACTIVATIONS = ("gelu", "gelu_new", "relu", "silu")
 POSITIONS = ("learned", "sinusoidal", "linear", "none", "alibi", "rotary")
@@ -18,6 +19,8 @@ STORES = ("float16", "float32")
 ENGINES = ("faiss", "jax")
 JAX_INDEXES = ("auto", "exact", "approximate")
 MIN_TRAINED_VOCABULARY = 257
+MAX_NEIGHBOURS = 500  # a query is given 2,048 candidates at most
+MAX_SHARD_MEGABYTES = 512  # a worker holds a whole shard
 
 
 def network_problems(config) -> list[str]:
@@ -109,6 +112,8 @@ def corpus_problems(config) -> list[str]:
     require_choice(found, "long_sentences", config.long_sentences, LONG_SENTENCES)
     require_positive(found, config, "max_sentence_tokens")
     require_share(found, config, "max_bad_share")
+    if not re.fullmatch(r"[a-z]{2,3}(-[a-z]+)*", config.language):
+        found.append(f"language must be a code such as en or pt-br, got '{config.language}'")
     return found
 
 
@@ -139,7 +144,8 @@ def encoder_problems(config) -> list[str]:
 
 def search_problems(config) -> list[str]:
     found: list[str] = []
-    require_positive(found, config, "neighbours")
+    if not 1 <= config.neighbours <= MAX_NEIGHBOURS:
+        found.append(f"neighbours must be from 1 to {MAX_NEIGHBOURS}, got {config.neighbours}")
     require_choice(found, "engine", config.engine, ENGINES)
     if config.engine == "jax":
         require_choice(found, "index", config.index, JAX_INDEXES)
@@ -157,8 +163,11 @@ def search_problems(config) -> list[str]:
 
 def design_problems(config) -> list[str]:
     found: list[str] = []
-    if not config.shard_megabytes > 0:
-        found.append(f"shard_megabytes must be above 0, got {config.shard_megabytes}")
+    if not 0 < config.shard_megabytes <= MAX_SHARD_MEGABYTES:
+        found.append(
+            f"shard_megabytes must be above 0 and at most {MAX_SHARD_MEGABYTES}, "
+            f"got {config.shard_megabytes}"
+        )
     if config.workers < 0:
         found.append(f"workers must be at least 0, got {config.workers}")
     return found

@@ -1,13 +1,15 @@
 """Runs one function on many shards, in processes of this machine, with progress."""
 
 from collections.abc import Callable, Sequence
-import concurrent.futures
+import concurrent.futures.process
 import multiprocessing
 import os
 import sys
 import threading
 
 from tqdm import tqdm
+
+from icl_jax.config import StageError
 
 
 def run_shards(
@@ -35,6 +37,11 @@ def run_shards(
             for future in concurrent.futures.as_completed(futures):
                 future.result()
                 bar.update(size_of[future])
+        except concurrent.futures.process.BrokenProcessPool:
+            raise StageError(
+                f"one of {workers} worker processes was killed, probably for lack of memory; what "
+                "was finished stays. Give the same command again with fewer design.workers"
+            ) from None
         except BaseException:
             pool.shutdown(wait=True, cancel_futures=True)
             raise

@@ -5,6 +5,7 @@
 
 import contextlib
 import errno
+import fcntl
 import json
 from pathlib import Path
 import shutil
@@ -14,6 +15,7 @@ from icl_jax.config import StageError
 from icl_jax.config_tree import differences
 
 _PARTIAL = ".partial"
+_SHOWN = 5  # differences in one message
 
 
 class StepFolder:
@@ -23,18 +25,19 @@ class StepFolder:
         self.path = path
         inputs = json.loads(json.dumps(inputs))  # as it will be read back
         held = path / "inputs.json"
-        if held.exists():
+        for left in path.rglob(f"*{_PARTIAL}"):  # of a run that was killed
+            left.unlink(missing_ok=True)
+        if held.exists() and any(child != held for child in path.iterdir()):
             wrong = differences(json.loads(held.read_text()), inputs)
             if wrong:
+                more = f"; and {len(wrong) - _SHOWN} more" if len(wrong) > _SHOWN else ""
                 raise StageError(
-                    f"{path} was made from other inputs ({'; '.join(wrong)}); "
+                    f"{path} was made from other inputs ({'; '.join(wrong[:_SHOWN])}{more}); "
                     "choose another --workdir, undo the difference, or delete that folder"
                 )
-        else:
+        else:  # nothing is there that could be mixed up
             path.mkdir(parents=True, exist_ok=True)
             write_json(held, inputs)
-        for left in path.glob(f"*{_PARTIAL}"):  # of a run that was killed
-            left.unlink(missing_ok=True)
 
     @property
     def results(self) -> dict | None:
@@ -50,6 +53,26 @@ def read_results(path: Path) -> dict | None:
     """The results of the step in a folder; None if there is no complete one."""
     file = path / "results.json"
     return json.loads(file.read_text()) if file.exists() else None
+
+
+def read_inputs(path: Path) -> dict:
+    """What the files of a step's folder are made from."""
+    return json.loads((path / "inputs.json").read_text())
+
+
+@contextlib.contextmanager
+def alone_in(path: Path):
+    """Holds a folder for this process; a second one that would write there is sent away."""
+    path.mkdir(parents=True, exist_ok=True)
+    with (path / "lock").open("w") as file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            raise StageError(
+                f"another process is at work in {path}; wait for it, stop it, or choose another "
+                "--workdir"
+            ) from None
+        yield  # the lock ends with the process, however that ends
 
 
 def write_json(path: Path, value: dict) -> None:

@@ -39,6 +39,15 @@ def test_the_error_of_a_shard_reaches_the_caller_as_it_is(workers):
         run_shards(square, [(1,), (-1,), (2,)], bar, sizes=[1, 1, 1], workers=workers)
 
 
+def die(number: int) -> None:
+    os._exit(1)
+
+
+def test_a_worker_that_was_killed_is_told():
+    with progress_bar(disable=True) as bar, pytest.raises(StageError, match="lack of memory"):
+        run_shards(die, [(1,), (2,)], bar, sizes=[1, 1], workers=2)
+
+
 SLEEPY = """
 import os, sys, time
 from icl_jax.parallel import progress_bar, run_shards

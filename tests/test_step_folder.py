@@ -2,11 +2,20 @@
 
 import errno
 import json
+import subprocess
+import sys
 
 import pytest
 
 from icl_jax.config import StageError
-from icl_jax.step_folder import StepFolder, beside, read_results, require_space, write_json
+from icl_jax.step_folder import (
+    StepFolder,
+    alone_in,
+    beside,
+    read_results,
+    require_space,
+    write_json,
+)
 
 
 def test_a_folder_is_taken_up_again_by_the_same_inputs(tmp_path):
@@ -19,11 +28,35 @@ def test_a_folder_is_taken_up_again_by_the_same_inputs(tmp_path):
 
 
 def test_other_inputs_are_refused_and_named(tmp_path):
-    StepFolder(tmp_path / "step", {"files": {"a.txt": {"bytes": 3}}})
+    StepFolder(tmp_path / "step", {"files": {"a.txt": {"bytes": 3}}}).complete({})
     with pytest.raises(StageError, match=r"files\.a\.txt\.bytes: 3 there, 4 here.*--workdir"):
         StepFolder(tmp_path / "step", {"files": {"a.txt": {"bytes": 4}}})
     with pytest.raises(StageError, match=r"files\.b\.txt: 'absent' there"):
         StepFolder(tmp_path / "step", {"files": {"a.txt": {"bytes": 3}, "b.txt": {"bytes": 1}}})
+
+
+def test_many_differences_make_a_short_message(tmp_path):
+    StepFolder(tmp_path, {str(n): 0 for n in range(1000)}).complete({})
+    with pytest.raises(StageError, match=r"and 995 more") as refused:
+        StepFolder(tmp_path, {str(n): 1 for n in range(1000)})
+    assert len(str(refused.value)) < 1000
+
+
+def test_a_step_that_made_nothing_can_be_begun_with_other_inputs(tmp_path):
+    StepFolder(tmp_path, {"vocab_size": 5000})
+    StepFolder(tmp_path, {"vocab_size": 300}).complete({})
+    with pytest.raises(StageError, match="vocab_size: 300 there"):
+        StepFolder(tmp_path, {"vocab_size": 5000})
+
+
+def test_a_second_process_is_sent_away(tmp_path):
+    code = "import sys, pathlib; from icl_jax.step_folder import alone_in\n"
+    code += "with alone_in(pathlib.Path(sys.argv[1])): pass"
+    with alone_in(tmp_path):
+        second = subprocess.run([sys.executable, "-c", code, str(tmp_path)], capture_output=True)
+        assert b"another process is at work in" in second.stderr
+    with alone_in(tmp_path):
+        pass
 
 
 def test_a_file_that_was_not_finished_is_never_there(tmp_path):

@@ -11,6 +11,7 @@ import pyarrow.parquet as pq
 
 from icl_jax.config import CorpusConfig
 from icl_jax.corpus import tfds_source
+from icl_jax.corpus.files import name_file
 from icl_jax.corpus.piece_bytes import UnreadableError, read_chunks, read_lines
 from icl_jax.corpus.shards import Piece, Shard
 
@@ -19,7 +20,7 @@ MAX_LINE_CHARACTERS = 1_000_000
 _MAX_LINE_BYTES = 4 * MAX_LINE_CHARACTERS  # UTF-8 takes at most 4 bytes for a character
 _MAX_JSON_BYTES = 1 << 28  # a JSON line holds a whole document, of many lines
 _NAME_FIELD = "id"
-_DOC_TAG = re.compile(r'<doc id="(?P<name>[^"]*)".*? title="(?P<title>.*)">')
+_DOC_TAG = re.compile(r'<doc id="(?P<name>[^"]*)".*? title="(?P<title>.*?)"(?: name=|>)')
 
 
 class Document(NamedTuple):
@@ -38,13 +39,15 @@ class BadDocument(NamedTuple):
     file: str
     place: str
     reason: str
+    count: int = 1  # documents: more where all rows of a part of a file are lost
 
 
 def read_documents(shard: Shard, config: CorpusConfig) -> Iterator[Document | BadDocument]:
     """Everything in a shard, in order."""
     for piece in shard.pieces:
         try:
-            yield from _READERS[piece.format](piece, config)
+            with name_file(piece.file):
+                yield from _READERS[piece.format](piece, config)
         except UnreadableError as error:
             place, reason = error.args
             yield BadDocument(piece.file, place, reason)
@@ -132,8 +135,11 @@ def _read_parquet(piece: Piece, config: CorpusConfig) -> Iterator[Document | Bad
                 yield _record(piece, f"row {row}", record, fields)
                 row += 1
     except (pa.ArrowException, OSError) as error:
+        if getattr(error, "errno", None) is not None:
+            raise
         reason = f"unreadable Parquet ({type(error).__name__})"
-        yield BadDocument(piece.file, f"rows from {row} on", reason)
+        lost = 1 if piece.stop is None else piece.stop - row
+        yield BadDocument(piece.file, f"rows from {row} on", reason, lost)
 
 
 def _parquet_rows(file: pq.ParquetFile, piece: Piece, config: CorpusConfig) -> Iterator[dict]:

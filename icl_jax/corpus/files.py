@@ -1,13 +1,16 @@
 """Which files a corpus is made of, in which format, and what tells them from other files."""
 
 from collections.abc import Iterator
+import contextlib
+import functools
 import glob
+import os
 import re
 
 from etils import epath
 import google_crc32c
 
-from icl_jax.config import ConfigError, CorpusConfig
+from icl_jax.config import ConfigError, CorpusConfig, StageError
 from icl_jax.corpus import tfds_source
 
 # Format by the end of a file's name, after a `.gz` was taken off.
@@ -22,40 +25,70 @@ FORMAT_OF_NAME = {
     ".parquet": "parquet",
 }
 _WIKIEXTRACTOR_NAME = re.compile(r"wiki_\d+")
-_CHECKED_BYTES = 64 * 1024  # at each end of a file
+_READ_BYTES = 4 << 20
 
 
-def find_files(config: CorpusConfig) -> dict[str, str]:
-    """File -> format, in the order of `config.files`; those of a folder or glob are sorted."""
+def find_files(config: CorpusConfig, field: str = "design.corpus") -> dict[str, str]:
+    """File -> format, in the order of `config.files`; those of a folder or glob are sorted.
+
+    `field` is where the config stands, for errors.
+    """
     found: dict[str, str] = {}
+    seen = set()  # of full names: ./a.txt and a.txt are one file
     for pattern in config.files:
         if tfds_source.is_tfds(pattern):
             found[pattern] = "tfds"
             continue
         files = list(_expand(pattern))
         if not files:
-            raise ConfigError(
-                f"design.corpus.files: nothing found at '{pattern}'; expected a file, a folder "
-                "with files, or a glob that matches some"
-            )
+            raise ConfigError(_nothing_found(pattern, field))
         for file in files:
-            found.setdefault(file, _format_of(file, config.format))
+            _check_name(file, field)
+            full = file if "://" in file else os.path.abspath(file)
+            if full not in seen:
+                found[file] = _format_of(file, config.format, field)
+            seen.add(full)
     if not found:
-        raise ConfigError("design.corpus.files names no file, folder or glob: there is no corpus")
+        raise ConfigError(f"{field}.files names no file, folder or glob: there is no corpus")
     return found
 
 
-def describe_files(config: CorpusConfig) -> dict[str, dict]:
-    """File -> size and a checksum of its ends: whether a corpus is still the same."""
+def describe_files(config: CorpusConfig, field: str = "design.corpus") -> dict[str, dict]:
+    """File -> size and checksum: whether a corpus is still the same."""
     return {
-        file: tfds_source.describe(file) if kind == "tfds" else _describe(epath.Path(file))
-        for file, kind in find_files(config).items()
+        file: tfds_source.describe(file) if kind == "tfds" else _describe(file, file_version(file))
+        for file, kind in find_files(config, field).items()
     }
+
+
+def file_version(file: str) -> tuple[int, int]:
+    """Size and time of the last change: what tells a file from an earlier one of that name."""
+    if "://" in file:
+        stat = epath.Path(file).stat()
+        return stat.length, stat.mtime
+    stat = os.stat(file)
+    return stat.st_size, stat.st_mtime_ns
 
 
 def is_gzip(file: str) -> bool:
     """Whether the file must be unpacked."""
     return file.endswith(".gz")
+
+
+@contextlib.contextmanager
+def name_file(file: str):
+    """Stops with the file's name where the operating system cannot read it: no fault of its text.
+
+    Errors without a number are those of gzip and Arrow about the content.
+    """
+    try:
+        yield
+    except OSError as error:
+        if error.errno is None:
+            raise
+        raise StageError(
+            f"{file} cannot be read ({error}); see to it, then give the same command again"
+        ) from error
 
 
 def _expand(pattern: str) -> Iterator[str]:
@@ -86,7 +119,25 @@ def _files_below(folder: epath.Path) -> Iterator[str]:
             yield str(path)
 
 
-def _format_of(file: str, wanted: str) -> str:
+def _nothing_found(pattern: str, field: str) -> str:
+    several = f"; several are written --config.{field}.files=\"('a.txt','b.txt')\""
+    return (
+        f"{field}.files: nothing found at '{pattern}'; expected a file, a folder with files, or a "
+        "glob that matches some" + (several if "," in pattern else "")
+    )
+
+
+def _check_name(file: str, field: str) -> None:
+    try:
+        file.encode()
+    except UnicodeEncodeError:
+        raise ConfigError(
+            f"{field}.files: the name {file!r} is not UTF-8, and names go into files that are; "
+            "rename it"
+        ) from None
+
+
+def _format_of(file: str, wanted: str, field: str) -> str:
     if wanted != "auto":
         return wanted
     name = file.rsplit("/", 1)[-1].removesuffix(".gz")
@@ -96,16 +147,17 @@ def _format_of(file: str, wanted: str) -> str:
         if name.lower().endswith(end):
             return kind
     raise ConfigError(
-        f"design.corpus.format is auto, but the name of {file} does not tell its format; known are "
+        f"{field}.format is auto, but the name of {file} does not tell its format; known are "
         f"{', '.join(FORMAT_OF_NAME)} and wiki_NN, each but .parquet also with .gz. "
-        "Set design.corpus.format, or choose the files by a glob"
+        f"Set {field}.format, or choose the files by a glob"
     )
 
 
-def _describe(path: epath.Path) -> dict:
-    size = path.stat().length
-    with path.open("rb") as file:
-        checksum = google_crc32c.value(file.read(_CHECKED_BYTES))
-        file.seek(max(0, size - _CHECKED_BYTES))
-        checksum = google_crc32c.extend(checksum, file.read(_CHECKED_BYTES))
-    return {"bytes": size, "checksum": f"{checksum:08x}"}
+@functools.lru_cache(maxsize=1 << 16)
+def _describe(file: str, version: tuple[int, int]) -> dict:
+    """Of the whole file, once in a process: an edit in the middle may keep the size."""
+    checksum = 0
+    with name_file(file), epath.Path(file).open("rb") as opened:
+        while chunk := opened.read(_READ_BYTES):
+            checksum = google_crc32c.extend(checksum, chunk)
+    return {"bytes": version[0], "checksum": f"{checksum:08x}"}

@@ -5,9 +5,7 @@ from collections.abc import Iterator
 import contextlib
 import io
 
-from etils import epath
-
-from icl_jax.corpus.files import is_gzip
+from icl_jax.corpus.files import file_version, is_gzip
 from icl_jax.corpus.shards import GZIP_ERRORS, Piece, open_file
 
 _CHUNK = 1 << 20
@@ -48,14 +46,14 @@ def read_chunks(piece: Piece) -> Iterator[bytes]:
                 yield chunk.removeprefix(codecs.BOM_UTF8) if position == 0 else chunk
                 position += len(chunk)
     except GZIP_ERRORS as error:
-        raise UnreadableError(f"byte {position}", f"damaged gzip ({error})") from error
+        reason = f"damaged gzip ({error}), and whatever followed"
+        raise UnreadableError(f"byte {position}", reason) from error
 
 
 @contextlib.contextmanager
 def _open_at(name: str, position: int):
     """The file at a place. A .gz goes on where its last reader stopped, if that was before."""
-    stat = epath.Path(name).stat()
-    key = (name, stat.length, stat.mtime)
+    key = (name, file_version(name))
     file = _left_open.pop(key, None)
     for other in _left_open.values():
         other.close()

@@ -11,7 +11,7 @@ from pathlib import Path
 import numpy as np
 import pyarrow as pa
 
-from icl_jax.config import CorpusConfig
+from icl_jax.config import CorpusConfig, StageError
 from icl_jax.corpus.documents import BadDocument, Document, read_documents
 from icl_jax.corpus.long_sentences import TokenisedSentences, tokenise_sentences
 from icl_jax.corpus.sentences import split_document
@@ -33,7 +33,7 @@ class ShardSummary:
     tokens: int
     dropped: dict[str, int]  # rule -> sentences or lines
     long_split: int  # sentences
-    bad: list[list[str]]  # file, place, reason
+    bad: list[list]  # the fields of each `BadDocument`
     checksum: str  # of the sentences
 
 
@@ -85,9 +85,15 @@ def _sentences(tokenised: TokenisedSentences, sizes: Sequence[int]) -> pa.Record
     first = np.searchsorted(document, document)  # sentence of the same document
     position = (np.arange(len(document)) - first).astype(np.int32)
     offsets = pa.array(tokenised.offsets.astype(np.int32))
+    texts = pa.array(tokenised.texts, pa.string())
+    if isinstance(texts, pa.ChunkedArray):  # so Arrow does with more than 2 GB
+        raise StageError(
+            "one shard has more than 2 GB of sentences: a document is that large, or a file holds "
+            "far more text than it states; lower design.shard_megabytes, or divide the file"
+        )
     return pa.record_batch(
         {
-            "text": pa.array(tokenised.texts, pa.string()),
+            "text": texts,
             "tokens": pa.ListArray.from_arrays(offsets, pa.array(tokenised.tokens)),
             "document": pa.array(document),
             "position": pa.array(position),

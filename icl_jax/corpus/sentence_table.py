@@ -1,6 +1,6 @@
 """The sentence table: every sentence of a corpus by id, with its tokens, document and position."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 import dataclasses
 import functools
 import importlib.metadata
@@ -19,6 +19,7 @@ from icl_jax.corpus.sentence_shards import (
     make_shard,
     read_summary,
 )
+from icl_jax.corpus.sentences import RULES_VERSION
 from icl_jax.corpus.shards import plan_shards
 from icl_jax.corpus.table_results import add_up, check_bad_documents, check_sentences
 from icl_jax.corpus.tokenizers import Tokenizer
@@ -138,37 +139,47 @@ class SentenceTable:
 
 
 def build_table(
-    config: CorpusConfig, tokenizer_folder: Path, folder: Path, shard_bytes: int, workers: int
+    config: CorpusConfig,
+    tokenizer_folder: Path,
+    folder: Path,
+    shard_bytes: int,
+    workers: int,
+    field: str = "design.corpus",
 ) -> SentenceTable:
-    """Builds the table of a corpus, or goes on with it; a complete one is only opened."""
+    """Builds the table of a corpus, or goes on with it; a complete one is only opened.
+
+    `field` is where the config stands, for errors.
+    """
     fingerprint = Tokenizer.open(tokenizer_folder).fingerprint
-    step = StepFolder(folder, _inputs(config, fingerprint, shard_bytes))
+    step = StepFolder(folder, _inputs(config, fingerprint, shard_bytes, field))
     if step.results is None:
-        shards = plan_shards(config, shard_bytes)
+        shards = plan_shards(config, shard_bytes, field)
         tasks = [
             (shard, config, str(tokenizer_folder), fingerprint, str(folder), index)
             for index, shard in enumerate(shards)
         ]
-        summaries = _make_shards(tasks, [shard.bytes for shard in shards], config, folder, workers)
-        check_sentences(summaries)
+        check = functools.partial(check_bad_documents, config=config, folder=folder, field=field)
+        summaries = _make_shards(tasks, [shard.bytes for shard in shards], folder, workers, check)
+        check_sentences(summaries, field)
         step.complete(add_up(summaries))
     return SentenceTable.open(folder)
 
 
-def _inputs(config: CorpusConfig, tokenizer: str, shard_bytes: int) -> dict:
+def _inputs(config: CorpusConfig, tokenizer: str, shard_bytes: int, field: str) -> dict:
     fields = dataclasses.asdict(config)
     del fields["max_bad_share"]  # decides whether the table is accepted, not what it holds
     return {
-        "files": describe_files(config),
+        "files": describe_files(config, field),
         "corpus": fields,
         "tokenizer": tokenizer,
         "shard_bytes": shard_bytes,
+        "rules": RULES_VERSION,
         "sentencex": importlib.metadata.version("sentencex"),
     }
 
 
 def _make_shards(
-    tasks: list[tuple], sizes: list[int], config: CorpusConfig, folder: Path, workers: int
+    tasks: list[tuple], sizes: list[int], folder: Path, workers: int, check: Callable
 ) -> list[ShardSummary]:
     """Makes what is not made yet; the first shards by themselves, to stop early if they are bad."""
     summaries = [read_summary(folder, index) for index in range(len(tasks))]
@@ -181,5 +192,5 @@ def _make_shards(
             made = run_shards(make_shard, [tasks[i] for i in left], bar, left_sizes, workers)
             for i, summary in zip(left, made, strict=True):
                 summaries[i] = summary
-            check_bad_documents(summaries[:stop], config, folder, complete=stop >= len(tasks))
+            check(summaries[:stop], complete=stop >= len(tasks))
     return summaries

@@ -1,10 +1,11 @@
 """Documents to sentences, and what is left out on the way; every drop is counted by its rule.
 
-A line is a paragraph. Of hard-wrapped text a block between blank lines is: no line has above 120
-characters, and most of those inside blocks have no end such as `.`, but 50 characters or more.
-sentencex cuts paragraphs into sentences. White space is folded to single spaces.
-With `config.clean` HTML entities become their characters, brackets that a removed template left
-empty go, WikiText's ` @-@ ` becomes `-`, and these are dropped, in this order:
+A line is a paragraph. sentencex cuts it into sentences. White space is folded to single spaces.
+With `config.clean` hard-wrapped text is put together up to a blank line, table or list. That is
+text without a line above 120 characters; of its lines that are followed by another most have 50 or
+more and no end such as `.`, and a third are followed by a letter that is no capital.
+HTML entities become their characters, brackets that a removed template left empty go, WikiText's
+` @-@ ` becomes `-`, and these are dropped, in this order:
   title    the first line, if it is the document's title
   table    a line that begins with `|`, `!` or `{|`
   list     a line that begins with a bullet, `1.`, `2)`, `(3)`, `a)`
@@ -28,6 +29,7 @@ import sentencex
 from icl_jax.config import CorpusConfig
 from icl_jax.corpus.documents import Document
 
+RULES_VERSION = 1  # raise it when a rule changes: tables made by the old ones are then not mixed in
 MIN_WORDS = 3
 MAX_HEADING_WORDS = 10
 MIN_WRAPPED_LINE, MAX_WRAPPED_LINE = 50, 120  # characters
@@ -53,7 +55,10 @@ _LETTERS_AND_SPACE = (string.ascii_letters + " ").encode()
 def split_document(document: Document, config: CorpusConfig) -> tuple[list[str], Counter]:
     """The sentences of a document in order, and how many were dropped by which rule."""
     dropped: Counter = Counter()
-    lines = [line for line in _unwrap([_fold(line) for line in document.text.splitlines()]) if line]
+    lines = [_fold(line) for line in document.text.splitlines()]
+    if config.clean:
+        lines = _unwrap(lines)
+    lines = [line for line in lines if line]
     if config.clean:
         lines = _clean_lines(lines, _fold(document.title), config.language, dropped)
     sentences = []
@@ -73,12 +78,24 @@ def _fold(text: str) -> str:
 
 def _unwrap(lines: list[str]) -> list[str]:
     """The lines, or the blocks of a text that was wrapped to fit a page."""
-    inside = [line for line, following in itertools.pairwise(lines) if line and following]
-    wrapped = sum(len(x) >= MIN_WRAPPED_LINE and not _ENDED.search(x) for x in inside)
-    if max(map(len, lines), default=0) > MAX_WRAPPED_LINE or 2 * wrapped <= len(inside):
+    if max(map(len, lines), default=0) > MAX_WRAPPED_LINE:
         return lines
-    blocks = itertools.groupby(lines, key=bool)
-    return [" ".join(block) for filled, block in blocks if filled]
+    inside = [pair for pair in itertools.pairwise(lines) if all(pair)]
+    open_lines = sum(len(x) >= MIN_WRAPPED_LINE and not _ENDED.search(x) for x, _ in inside)
+    continued = sum(y[0].isalpha() and not y[0].isupper() for _, y in inside)
+    if 2 * open_lines <= len(inside) or 3 * continued < len(inside):
+        return lines
+    found = []
+    for prose, block in itertools.groupby(lines, key=_is_prose):
+        if prose:
+            found.append(" ".join(block))
+        else:
+            found.extend(block)
+    return found
+
+
+def _is_prose(line: str) -> bool:
+    return bool(line) and not _LIST.match(line) and not _TABLE.match(line)
 
 
 def _clean_lines(lines: list[str], title: str, language: str, dropped: Counter) -> list[str]:
@@ -131,4 +148,5 @@ def _sentence_rule(sentence: str, language: str) -> str:
 
 
 def _words(text: str, language: str) -> int:
-    return len(text) // 2 if language in WITHOUT_SPACES else text.count(" ") + 1
+    without_spaces = language.split("-")[0] in WITHOUT_SPACES  # zh-hans is zh
+    return len(text) // 2 if without_spaces else text.count(" ") + 1

@@ -5,6 +5,7 @@ The cut depends on the files and the shard size alone, never on the number of wo
 
 from collections.abc import Callable, Iterator
 import dataclasses
+import functools
 import gzip
 import io
 import itertools
@@ -16,11 +17,13 @@ import pyarrow.parquet as pq
 
 from icl_jax.config import ConfigError, CorpusConfig
 from icl_jax.corpus import tfds_source
-from icl_jax.corpus.files import find_files, is_gzip
+from icl_jax.corpus.files import file_version, find_files, is_gzip, name_file
 
 # A piece may have to be reached by unpacking from the start of a .gz (or decoding from the start of
-# a Parquet row group): with 16 that costs at most 8 more passes over the file.
+# a Parquet row group): with 16 that costs at most 8 more passes over the file. There are more where
+# one of 16 would be too large for the memory of a worker.
 MAX_PIECES = 16
+MAX_PIECE_BYTES = 1 << 28
 MAX_DOCUMENT_BYTES = 1 << 30
 GZIP_ERRORS = (EOFError, zlib.error, gzip.BadGzipFile)
 _LINE_READ = 1 << 20
@@ -48,13 +51,17 @@ class Shard:
         return sum(piece.bytes for piece in self.pieces)
 
 
-def plan_shards(config: CorpusConfig, shard_bytes: int) -> list[Shard]:
+def plan_shards(
+    config: CorpusConfig, shard_bytes: int, field: str = "design.corpus"
+) -> list[Shard]:
     """The shards of a corpus, of about `shard_bytes` of text; small files share one."""
     shards: list[Shard] = []
     held: list[Piece] = []
     size = 0
-    for file, kind in find_files(config).items():
-        for piece in _pieces(file, kind, config, shard_bytes):
+    for file, kind in find_files(config, field).items():
+        with name_file(file):
+            pieces = list(_pieces(file, kind, config, shard_bytes, field))
+        for piece in pieces:
             if held and size + piece.bytes > shard_bytes:
                 shards.append(Shard(tuple(held)))
                 held, size = [], 0
@@ -81,14 +88,14 @@ class _Gzip(gzip.GzipFile):
         self._raw.close()
 
 
-def _pieces(file: str, kind: str, config: CorpusConfig, step: int) -> Iterator[Piece]:
+def _pieces(file: str, kind: str, config: CorpusConfig, step: int, field: str) -> Iterator[Piece]:
     if kind == "tfds":
         examples, size = tfds_source.size(file)
         yield from _ranges(file, kind, 0, examples, size, -(-size // step))
     elif kind == "parquet":
         yield from _parquet_pieces(file, step)
     elif kind == "text" and config.text_documents == "file":
-        yield Piece(file, kind, 0, None, _document_size(file))
+        yield Piece(file, kind, 0, None, _document_size(file, field))
     elif kind == "text" and config.text_documents == "block":
         yield from _byte_pieces(file, kind, step, _next_block)
     elif kind == "wikiextractor" and not _holds_json(file):
@@ -99,7 +106,19 @@ def _pieces(file: str, kind: str, config: CorpusConfig, step: int) -> Iterator[P
 
 
 def _byte_pieces(file: str, kind: str, step: int, next_start: Callable) -> Iterator[Piece]:
-    cuts, size = [0], epath.Path(file).stat().length
+    cuts, size = _find_cuts(file, file_version(file), step, next_start)
+    if is_gzip(file):
+        cuts = cuts[:: max(1, min(-(-len(cuts) // MAX_PIECES), MAX_PIECE_BYTES // step))]
+    for start, stop in zip(cuts, [*cuts[1:], None], strict=True):
+        yield Piece(file, kind, start, stop, (size if stop is None else stop) - start)
+
+
+@functools.lru_cache(maxsize=1 << 16)  # a .gz is unpacked for it
+def _find_cuts(
+    file: str, version: tuple[int, int], step: int, next_start: Callable
+) -> tuple[list[int], int]:
+    """Where documents begin that lie `step` bytes apart, and the size, unpacked."""
+    cuts, size = [0], version[0]
     with open_file(file) as opened:
         try:
             while True:
@@ -112,10 +131,7 @@ def _byte_pieces(file: str, kind: str, step: int, next_start: Callable) -> Itera
             size = opened.tell() if is_gzip(file) else size
         except GZIP_ERRORS:  # whoever reads the last piece will find and report it
             size = max(size, cuts[-1])
-    if is_gzip(file):
-        cuts = cuts[:: -(-len(cuts) // MAX_PIECES)]
-    for start, stop in zip(cuts, [*cuts[1:], None], strict=True):
-        yield Piece(file, kind, start, stop, (size if stop is None else stop) - start)
+    return cuts, size
 
 
 def _next_line(file: io.BufferedIOBase) -> int | None:
@@ -160,12 +176,14 @@ def _holds_json(file: str) -> bool:
             return False
 
 
-def _document_size(file: str) -> int:
-    size = epath.Path(file).stat().length
+def _document_size(file: str, field: str) -> int:
+    size, _ = now = file_version(file)
+    if is_gzip(file):
+        size = _find_cuts(file, now, MAX_DOCUMENT_BYTES, _next_line)[1]
     if size > MAX_DOCUMENT_BYTES:
         raise ConfigError(
-            f"design.corpus.text_documents is file, but {file} has {size / 1e9:.1f} GB, too many "
-            "for one document; set it to block (blank lines between documents) or line"
+            f"{field}.text_documents is file, but {file} has {size / 1e9:.1f} GB of text, too "
+            "much for one document; set it to block (blank lines between documents) or line"
         )
     return size
 
@@ -174,19 +192,21 @@ def _parquet_pieces(file: str, step: int) -> Iterator[Piece]:
     try:
         with epath.Path(file).open("rb") as opened:
             metadata = pq.ParquetFile(opened).metadata
-    except (pa.ArrowException, OSError):
+    except (pa.ArrowException, OSError) as error:
+        if getattr(error, "errno", None) is not None:
+            raise
         yield Piece(file, "parquet", 0, None, 0)  # whoever reads it will find and report it
         return
     start = 0
     for group in map(metadata.row_group, range(metadata.num_row_groups)):
         size = group.total_byte_size
-        parts = min(MAX_PIECES, -(-size // step))
+        parts = max(min(MAX_PIECES, -(-size // step)), -(-size // MAX_PIECE_BYTES))
         yield from _ranges(file, "parquet", start, group.num_rows, size, parts)
         start += group.num_rows
 
 
 def _ranges(file: str, kind: str, first: int, count: int, size: int, parts: int) -> Iterator[Piece]:
-    parts = min(parts, count)
+    parts = min(max(parts, 1), count)
     cuts = [first + count * i // parts for i in range(parts + 1)] if parts else []
     for start, stop in itertools.pairwise(cuts):
         yield Piece(file, kind, start, stop, size // parts)

@@ -7,6 +7,7 @@ import json
 from pathlib import Path
 
 from icl_jax.config import CorpusConfig, StageError
+from icl_jax.corpus.documents import BadDocument
 from icl_jax.corpus.sentence_shards import ShardSummary
 from icl_jax.step_folder import beside
 
@@ -19,13 +20,12 @@ _SHOWN = 3
 def add_up(summaries: Sequence[ShardSummary]) -> dict:
     """The results of a complete table."""
     digest = hashlib.sha256("".join(summary.checksum for summary in summaries).encode())
-    bad = Counter(reason for summary in summaries for _, _, reason in summary.bad)
     return {
         "documents": sum(summary.documents for summary in summaries),
-        "bad_documents": dict(sorted(bad.items())),
+        "bad_documents": dict(sorted(_reasons(_bad(summaries)).items())),
         "sentences": sum(summary.sentences for summary in summaries),
         "tokens": sum(summary.tokens for summary in summaries),
-        "dropped": _dropped(summaries),
+        "dropped": dict(sorted(_dropped(summaries).items())),
         "long_split": sum(summary.long_split for summary in summaries),
         "shard_sentences": [summary.sentences for summary in summaries],
         "shard_documents": [summary.documents for summary in summaries],
@@ -34,41 +34,66 @@ def add_up(summaries: Sequence[ShardSummary]) -> dict:
 
 
 def check_bad_documents(
-    summaries: Sequence[ShardSummary], config: CorpusConfig, folder: Path, complete: bool
+    summaries: Sequence[ShardSummary],
+    config: CorpusConfig,
+    folder: Path,
+    complete: bool,
+    field: str = "design.corpus",
 ) -> None:
     """Lists the bad documents in a file; stops if they are too many."""
-    bad = [entry for summary in summaries for entry in summary.bad]
+    bad = _bad(summaries)
     file = folder / BAD_DOCUMENTS
     with beside(file) as partial, partial.open("w") as lines:
-        for entry in bad:
-            lines.write(
-                json.dumps(dict(zip(("file", "place", "reason"), entry, strict=True))) + "\n"
-            )
-    read = len(bad) + sum(summary.documents for summary in summaries)
+        for document in bad:
+            lines.write(json.dumps(document._asdict()) + "\n")
+    num_bad = _reasons(bad).total()
+    read = num_bad + sum(summary.documents for summary in summaries)
     allowed = config.max_bad_share if complete else max(_MOST, config.max_bad_share)
-    if len(bad) > allowed * read and (complete or read >= _ENOUGH_DOCUMENTS):
-        reasons = Counter(reason for _, _, reason in bad).most_common()
+    if num_bad > allowed * read and (complete or read >= _ENOUGH_DOCUMENTS):
         raise StageError(
-            f"{len(bad)} of {read} documents are bad, more than design.corpus.max_bad_share = "
-            f"{config.max_bad_share:g} allows: "
-            + "; ".join(f"{count} x {reason}" for reason, count in reasons)
-            + f". The first: {'; '.join(f'{f}, {place}' for f, place, _ in bad[:_SHOWN])}. All are "
-            f"listed in {file}. Mend the files, or raise design.corpus.max_bad_share"
+            f"{num_bad} of {read} documents are bad, more than {field}.max_bad_share = "
+            f"{config.max_bad_share:g} allows: {_list_bad(bad)}. All are listed in {file}. Mend "
+            f"the files, or raise {field}.max_bad_share"
         )
 
 
-def check_sentences(summaries: Sequence[ShardSummary]) -> None:
+def check_sentences(summaries: Sequence[ShardSummary], field: str = "design.corpus") -> None:
     """Stops if there is no sentence at all."""
-    if any(summary.sentences for summary in summaries):
-        return
-    documents = sum(summary.documents for summary in summaries)
-    rules = ", ".join(f"{count} by '{rule}'" for rule, count in _dropped(summaries).items())
-    raise StageError(
-        f"the corpus has no sentences: {documents} documents were read, and of their lines and "
-        f"sentences were dropped: {rules or 'none'}. Look at design.corpus.files, or set "
-        "design.corpus.clean to False"
+    if not any(summary.sentences for summary in summaries):
+        documents = sum(summary.documents for summary in summaries)
+        found = no_sentences(documents, _bad(summaries), _dropped(summaries), field)
+        raise StageError(f"there are no sentences in {field}.files: {found}")
+
+
+def no_sentences(
+    documents: int, bad: Sequence[BadDocument], dropped: Counter, field: str = "design.corpus"
+) -> str:
+    """What became of all the text, and what to look at."""
+    rules = ", ".join(f"{count} by '{rule}'" for rule, count in sorted(dropped.items()))
+    others = f"{_reasons(bad).total()} documents are bad: {_list_bad(bad)}. " if bad else ""
+    return (
+        f"{documents} documents were read, and of their lines and sentences were dropped: "
+        f"{rules or 'none'}. {others}Look at {field}.files and {field}.text_field, or set "
+        f"{field}.clean to False"
     )
 
 
-def _dropped(summaries: Sequence[ShardSummary]) -> dict[str, int]:
-    return dict(sorted(sum((Counter(summary.dropped) for summary in summaries), Counter()).items()))
+def _list_bad(bad: Sequence[BadDocument]) -> str:
+    reasons = "; ".join(f"{count} x {reason}" for reason, count in _reasons(bad).most_common())
+    first = "; ".join(f"{document.file}, {document.place}" for document in bad[:_SHOWN])
+    return f"{reasons}. The first: {first}"
+
+
+def _reasons(bad: Sequence[BadDocument]) -> Counter:
+    reasons: Counter = Counter()
+    for document in bad:
+        reasons[document.reason] += document.count
+    return reasons
+
+
+def _bad(summaries: Sequence[ShardSummary]) -> list[BadDocument]:
+    return [BadDocument(*entry) for summary in summaries for entry in summary.bad]
+
+
+def _dropped(summaries: Sequence[ShardSummary]) -> Counter:
+    return sum((Counter(summary.dropped) for summary in summaries), Counter())

@@ -56,8 +56,10 @@ def read(pattern: str, start: int, stop: int) -> Iterator[dict]:
 
     # One file at a time: the order must not depend on threads.
     options = tfds.ReadConfig(interleave_cycle_length=1, try_autocache=False)
-    examples = builder.as_dataset(split=split, read_config=options, shuffle_files=False)
-    yield from tfds.as_numpy(examples.skip(start).take(stop - start))
+    part = _part(tfds, builder, split, start, stop)
+    yield from tfds.as_numpy(
+        builder.as_dataset(split=part, read_config=options, shuffle_files=False)
+    )
 
 
 @functools.lru_cache(maxsize=8)
@@ -99,6 +101,20 @@ def _download(tfds, name: str):
             "where there is no network, give an already prepared folder as tfds:/the/folder"
         ) from error
     return builder
+
+
+def _part(tfds, builder, split: str, start: int, stop: int) -> str:
+    """Some examples of a split as a split of their own, for which TFDS opens their files only."""
+    parts = []
+    splits = builder.info.splits
+    for whole in tfds.core.ReadInstruction.from_spec(split).to_absolute(splits):
+        first = whole.from_ or 0
+        end = splits[whole.splitname].num_examples if whole.to is None else whole.to
+        begin, finish = first + max(0, start), min(first + stop, end)
+        if begin < finish:
+            parts.append(f"{whole.splitname}[{begin}:{finish}]")
+        start, stop = start - (end - first), stop - (end - first)
+    return "+".join(parts)
 
 
 def _split_info(builder, split: str) -> tuple[int, int]:

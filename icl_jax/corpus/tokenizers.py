@@ -53,6 +53,7 @@ class Tokenizer:
         self.vocab_size = 1 + max(library.get_vocab(with_added_tokens=True).values())
         self._words = WordCache.of(library)
         _check_separator(self)
+        _check_special_tokens(self)
 
     @classmethod
     def open(cls, folder: Path) -> "Tokenizer":
@@ -131,6 +132,7 @@ def _read_library(folder: Path) -> tokenizers.Tokenizer:
             prefix = bool(_read_json(folder / "tokenizer_config.json").get("add_prefix_space"))
             library.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=prefix)
             library.decoder = decoders.ByteLevel()
+            _add_tokens(library, folder)
             known = [t for _, names in _ROLES.values() for t in names if t in library.get_vocab()]
             library.add_special_tokens(known)
             return library
@@ -140,6 +142,25 @@ def _read_library(folder: Path) -> tokenizers.Tokenizer:
         f"design.tokenizer.folder: expected tokenizer.json, or vocab.json and merges.txt, in "
         f"{folder}, which " + ("holds neither" if folder.is_dir() else "is no folder")
     )
+
+
+def _add_tokens(library: tokenizers.Tokenizer, folder: Path) -> None:
+    """Adds those of `added_tokens.json`, token -> id, which come after the ids of `vocab.json`."""
+    settings = _read_json(folder / "tokenizer_config.json")
+    described = settings.get("added_tokens_decoder", {})
+    special = {*_named_tokens(folder).values()}
+    for held in (_read_json(folder / "special_tokens_map.json"), settings):
+        for token in held.get("additional_special_tokens") or []:
+            special.add(token["content"] if isinstance(token, dict) else token)
+    added = _read_json(folder / "added_tokens.json")
+    for token, id in sorted(added.items(), key=lambda item: item[1]):
+        own = {"special": token in special, **described.get(str(id), {}), "content": token}
+        library.add_tokens([tokenizers.AddedToken(**own)])
+        if library.token_to_id(token) != id:
+            raise ValueError(
+                f"added_tokens.json gives the id {id} to '{token}', but "
+                f"{library.token_to_id(token)} is the next one"
+            )
 
 
 def _named_tokens(folder: Path) -> dict[str, str | int]:
@@ -172,6 +193,29 @@ def _check_separator(tokenizer: Tokenizer) -> None:
                 f"design.tokenizer.separator: '{name}' is the {role.replace('_', '-')} token; "
                 'the separator must be a token of its own. Leave it at "" for one that is free'
             )
+
+
+def _check_special_tokens(tokenizer: Tokenizer) -> None:
+    """A token that some text becomes would stand where nobody put it."""
+    for role, id in tokenizer.special_ids.items():
+        if id is None:
+            continue
+        name = tokenizer.library.id_to_token(id)
+        # A piece may be written in another way than its text, and depend on what is beside it.
+        texts = [f"{text} a{text} {text}" for text in (name, tokenizer.decode([id]))]
+        if not any(id in tokenizer.encode(text) for text in texts):
+            continue
+        if role == "separator_id":
+            raise ConfigError(
+                f"design.tokenizer.separator: '{name}' also comes from text; choose a token that "
+                'does not, or leave it at "" for one that is free'
+            )
+        role = role.removesuffix("_id").replace("_", "-")
+        raise ConfigError(
+            f"design.tokenizer.folder: the {role} token '{name}' is an ordinary piece of this "
+            "tokenizer, which is not supported, because text could contain it; choose another "
+            "tokenizer"
+        )
 
 
 def _read_json(path: Path) -> dict:

@@ -13,7 +13,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from icl_jax.parallel import count_cores, progress_bar
-from icl_jax.step_folder import beside
+from icl_jax.step_folder import StepFolder, beside
 
 # Sentences of equal hash count as equal: 64 bits put the chance that any two of 100M sentences
 # meet by accident at 3 in 10,000. Shingles meet only within a pair: 32 bits are enough there.
@@ -48,16 +48,16 @@ class Signatures:
         return out
 
 
-def load_signatures(table, folder: Path, name: str, workers: int = 0) -> Signatures:
+def load_signatures(table, folder: Path, workers: int = 0) -> Signatures:
     """The signatures of a sentence table; shards that `folder` does not hold yet are computed."""
-    folder.mkdir(parents=True, exist_ok=True)
-    files = [folder / f"{name}-{shard:05d}.arrow" for shard in range(table.num_shards)]
+    StepFolder(folder, {"sentences": table.fingerprint})
+    files = [folder / f"signatures-{shard:05d}.arrow" for shard in range(table.num_shards)]
     missing = [shard for shard, file in enumerate(files) if not file.exists()]
     if missing:
         total = int(sum(table.starts[shard + 1] - table.starts[shard] for shard in missing))
         # Threads are enough: Arrow and NumPy let go of the interpreter.
         pool = concurrent.futures.ThreadPoolExecutor(workers or count_cores())
-        with progress_bar(total=total, unit="sentence", desc=f"signatures ({name})") as bar, pool:
+        with progress_bar(total=total, unit="sentence", desc="signatures") as bar, pool:
             tasks = [pool.submit(_write, table, shard, files[shard]) for shard in missing]
             try:
                 for task in concurrent.futures.as_completed(tasks):

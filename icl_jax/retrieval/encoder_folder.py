@@ -92,7 +92,7 @@ def read_encoder_folder(config: EncoderConfig) -> EncoderFolder:
 def _read_modules(folder: Path) -> list[tuple[str, str]]:
     """(kind, subfolder) of each module, in the order that we can run."""
     entries = _read_json(folder / "modules.json", list)
-    modules = [(entry["type"].rsplit(".", 1)[-1], entry["path"]) for entry in entries]
+    modules = [(str(e.get("type")).rsplit(".", 1)[-1], e.get("path", "")) for e in entries]
     kinds = [kind for kind, _ in modules]
     if kinds[:2] != ["Transformer", "Pooling"] or set(kinds[2:]) - {"Dense", "Normalize"}:
         raise ConfigError(
@@ -120,6 +120,12 @@ def _read_network(folder: Path, kind: str, config: EncoderConfig, settings: dict
         lower = [normalizers.Lowercase(), *filter(None, [tokenizer.normalizer])]
         tokenizer.normalizer = normalizers.Sequence(lower)
     max_tokens = _max_tokens(folder, config, settings, model.context_length)
+    added = tokenizer.num_special_tokens_to_add(is_pair=False)
+    if max_tokens <= added:
+        raise ConfigError(
+            f"encoder.max_tokens must leave room for text beside the {added} special tokens that "
+            f"the tokenizer of {folder} adds, got {max_tokens}"
+        )
     tokenizer.no_padding()
     tokenizer.enable_truncation(max_tokens)
     return EncoderFolder(folder, kind, tokenizer, max_tokens)

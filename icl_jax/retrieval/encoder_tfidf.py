@@ -104,11 +104,11 @@ def _components(weighted: scipy.sparse.csr_matrix, width: int, seed: int) -> np.
     """(terms, width); where all directions fit, nothing is lost."""
     rank = min(weighted.shape)
     exact = rank if rank <= width else max(1, round(width * SVD_SHARE))
-    _, values, directions = randomized_svd(weighted, exact, n_iter=4, random_state=seed)
+    _, values, directions = randomized_svd(weighted, exact, n_iter=4, random_state=seed % 2**32)
     leading = directions[values > values[0] * 1e-5].T.astype(np.float32)
     if rank <= width:
         return leading
-    signs = np.random.RandomState(seed).choice([-1, 1], (weighted.shape[1], width - exact))
+    signs = np.random.RandomState(seed % 2**32).choice([-1, 1], (weighted.shape[1], width - exact))
     signs = signs.astype(np.float32) * np.float32(REST_WEIGHT / (width - exact) ** 0.5)
     return np.hstack([leading, signs - leading @ (leading.T @ signs)])
 

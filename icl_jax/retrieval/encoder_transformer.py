@@ -17,7 +17,7 @@ import jax.numpy as jnp
 from jax.sharding import Mesh, NamedSharding
 import numpy as np
 
-from icl_jax.config import EncoderConfig, StageError
+from icl_jax.config import ConfigError, EncoderConfig, StageError
 from icl_jax.models import huggingface
 from icl_jax.retrieval.encoder_folder import DenseLayer, read_encoder_folder
 from icl_jax.retrieval.token_rows import Batch, make_batches, num_slots
@@ -47,8 +47,14 @@ class TransformerEncoder:
         self._vocab_size = model_config.vocab_size
         self._pad_id = getattr(model_config, "pad_token_id", 0)
         dense = [layer for layer in self._folder.after if isinstance(layer, DenseLayer)]
-        pooled = model_config.embed_dim * len(self._folder.poolings)
-        self.width = dense[-1].kernel.shape[1] if dense else pooled
+        self.width = model_config.embed_dim * len(self._folder.poolings)
+        for layer in dense:
+            if layer.kernel.shape[0] != self.width:
+                raise ConfigError(
+                    f"{config.folder}: a Dense module takes vectors of width "
+                    f"{layer.kernel.shape[0]}, but what comes before it makes {self.width}"
+                )
+            self.width = layer.kernel.shape[1]
         sizes = {} if mesh is None else mesh.shape
         self._divisor = sizes.get("data", 1) * sizes.get("fsdp", 1)
         self._batch_tokens = config.batch_tokens

@@ -3,16 +3,19 @@
 Every step has its folder in WORKDIR/design; a complete one is taken as it is, a begun one goes on.
 """
 
+import dataclasses
 import itertools
 import os
 from pathlib import Path
 
+import jax
 from jax.sharding import Mesh
 
 from icl_jax.config import ConfigError, CorpusConfig, DesignConfig, ExperimentConfig
 from icl_jax.config_tree import find_problems, to_dict
 from icl_jax.corpus.files import describe_files
 from icl_jax.corpus.sentence_table import SentenceTable, build_table
+from icl_jax.corpus.sentences import RULES_VERSION
 from icl_jax.corpus.tokenizers import Tokenizer, load
 from icl_jax.corpus.train_tokenizer import sample_sentences, train
 from icl_jax.retrieval.embeddings import embed_table
@@ -20,7 +23,7 @@ from icl_jax.retrieval.encoders import Encoder, fit_tfidf, open_encoder
 from icl_jax.retrieval.neighbours import Neighbours
 from icl_jax.retrieval.search import check_search, find_neighbours
 from icl_jax.sharding import make_mesh
-from icl_jax.step_folder import StepFolder, write_json
+from icl_jax.step_folder import StepFolder, alone_in, write_json
 
 
 class DesignFolders:
@@ -41,25 +44,34 @@ class DesignFolders:
 def find_related(config: ExperimentConfig, workdir: str | os.PathLike) -> Neighbours:
     """Runs what is not complete yet: tokenizer, sentences, vectors, neighbours."""
     _check(config, workdir)
-    design, folders, mesh = config.design, DesignFolders(workdir), make_mesh(config.mesh)
+    with alone_in(DesignFolders(workdir).path):
+        return _find_related(config, workdir)
+
+
+def _find_related(config: ExperimentConfig, workdir: str | os.PathLike) -> Neighbours:
+    design, folders = config.design, DesignFolders(workdir)
+    on_devices = design.encoder.folder or design.search.engine == "jax"
+    mesh = make_mesh(config.mesh) if on_devices else None
     # What a folder says is read first: a wrong one must not be found after hours.
     encoder = open_encoder(design.encoder, mesh, None) if design.encoder.folder else None
     tokenizer = _prepare_tokenizer(design, folders)
     _check_vocabulary(config, tokenizer)
-    write_json(folders.config, to_dict(design))
 
     corpus = _make_table(design, design.corpus, folders, folders.corpus)
     _check_documents(corpus, design)
     queries = corpus
     if design.queries.files:
-        queries = _make_table(design, design.queries, folders, folders.queries)
+        queries = _make_table(
+            design, design.queries, folders, folders.queries, field="design.queries"
+        )
     encoder = encoder or _fit_encoder(design, corpus, folders, mesh, config.seed)
-    check_search(len(corpus), encoder.width, design.search)
+    check_search(len(corpus), encoder.width, design.search, mesh)
 
     vectors = embed_table(corpus, encoder, design.encoder, folders.corpus_vectors)
     query_vectors = vectors
     if queries is not corpus:
         query_vectors = embed_table(queries, encoder, design.encoder, folders.query_vectors)
+    write_json(folders.config, to_dict(design))  # of what `show` can open from now on
     neighbours = find_neighbours(
         queries, query_vectors, corpus, vectors, design.search, folders.neighbours, config.seed,
         mesh, design.workers, {**encoder.identity, "store": design.encoder.store},
@@ -81,8 +93,15 @@ def _check(config: ExperimentConfig, workdir: str | os.PathLike) -> None:
             f"the design stage maps its files into memory, so --workdir must be a local folder, "
             f"got {workdir}; copy the result from there"
         )
+    if jax.process_count() > 1:
+        found.append(
+            f"the design stage runs in one process, but there are {jax.process_count()}; run it "
+            "on one host and give its workdir to all"
+        )
     if found:
         raise ConfigError("; ".join(found))
+    if config.design.queries.files:
+        describe_files(config.design.queries, field="design.queries")  # are they there?
 
 
 def _prepare_tokenizer(design: DesignConfig, folders: DesignFolders) -> Tokenizer:
@@ -92,7 +111,12 @@ def _prepare_tokenizer(design: DesignConfig, folders: DesignFolders) -> Tokenize
         inputs = {"published": tokenizer.fingerprint}
     else:
         tokenizer = None
-        inputs = {"trained on": describe_files(design.corpus), "vocab_size": config.vocab_size}
+        fields = dataclasses.asdict(design.corpus)
+        for name in ("max_bad_share", "max_sentence_tokens", "long_sentences"):
+            del fields[name]  # the sample does not depend on these
+        inputs = {"files": describe_files(design.corpus), "corpus": fields}
+        inputs |= {"rules": RULES_VERSION, "shard_bytes": shard_bytes}
+        inputs["vocab_size"] = config.vocab_size
     step = StepFolder(folders.tokenizer, inputs)
     if step.results is None:
         if tokenizer is None:
@@ -113,9 +137,10 @@ def _check_vocabulary(config: ExperimentConfig, tokenizer: Tokenizer) -> None:
 
 
 def _make_table(
-    design: DesignConfig, files: CorpusConfig, folders: DesignFolders, folder: Path
+    design: DesignConfig, files: CorpusConfig, folders: DesignFolders, folder: Path, **field
 ) -> SentenceTable:
-    return build_table(files, folders.tokenizer, folder, _shard_bytes(design), design.workers)
+    shard_bytes, workers = _shard_bytes(design), design.workers
+    return build_table(files, folders.tokenizer, folder, shard_bytes, workers, **field)
 
 
 def _shard_bytes(design: DesignConfig) -> int:
@@ -132,7 +157,11 @@ def _check_documents(corpus: SentenceTable, design: DesignConfig) -> None:
 
 
 def _fit_encoder(
-    design: DesignConfig, corpus: SentenceTable, folders: DesignFolders, mesh: Mesh, seed: int
+    design: DesignConfig,
+    corpus: SentenceTable,
+    folders: DesignFolders,
+    mesh: Mesh | None,
+    seed: int,
 ) -> Encoder:
     """TF-IDF and SVD, fitted on the corpus."""
     config, language = design.encoder, design.corpus.language

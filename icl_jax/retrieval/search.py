@@ -25,6 +25,7 @@ from icl_jax.step_folder import StepFolder
 _BLOCK = 8192  # queries that an engine gets at once; fixed, for the result must not depend on it
 _PIECE = 512  # queries that one thread scores at once
 _MOST_CANDIDATES = 2048  # of one query; asking starts with far fewer
+_MOST_FOUND = 2**20  # candidates of all queries at once, where some ask again
 
 
 def find_neighbours(
@@ -42,7 +43,8 @@ def find_neighbours(
     """The neighbours in the table `pool` of every sentence of the table `queries` (maybe the same).
 
     Goes on where a killed search of the same inputs stopped. `inputs` says how the vectors were
-    made. Only the engine jax needs a mesh.
+    made. Only the engine jax needs a mesh. Index and signatures lie beside `folder`, for they serve
+    searches with other limits too.
     """
     made_from = {
         "queries": queries.fingerprint,
@@ -51,13 +53,16 @@ def find_neighbours(
         "search": dataclasses.asdict(config),
         "seed": seed,
     }
+    del made_from["search"]["recall_sample"]  # neighbours do not depend on it
     step = StepFolder(folder, made_from)
     if step.results is None:
-        check_search(len(pool), pool_vectors.width, config)
+        check_search(len(pool), pool_vectors.width, config, mesh)
         _check_vectors(queries, query_vectors, pool, pool_vectors)
         started = time.perf_counter()
         selection = _prepare_rules(queries, pool, pool_vectors, config, folder, workers)
-        search = Search(selection, query_vectors, folder, seed, mesh, workers)
+        index = {key: made_from[key] for key in ("pool", "vectors", "seed")}
+        place = folder.with_name(f"{folder.name}_index")
+        search = Search(selection, query_vectors, place, seed, mesh, workers, index)
         with progress_bar(total=len(queries), unit="query", desc="neighbours") as bar:
             for shard in range(queries.num_shards):
                 ids = np.arange(queries.starts[shard], queries.starts[shard + 1])
@@ -72,7 +77,7 @@ def find_neighbours(
     return Neighbours.open(folder)
 
 
-def check_search(num_sentences: int, width: int, config: SearchConfig) -> None:
+def check_search(num_sentences: int, width: int, config: SearchConfig, mesh=None) -> None:
     """Stops on a pool that cannot be searched so, before hours are spent on its vectors."""
     if not num_sentences:
         raise StageError(
@@ -83,6 +88,10 @@ def check_search(num_sentences: int, width: int, config: SearchConfig) -> None:
         from icl_jax.retrieval.search_faiss import check_index, choose_index
 
         check_index(choose_index(num_sentences, width, config), num_sentences, width)
+    else:
+        from icl_jax.retrieval.search_jax import check_memory
+
+        check_memory(num_sentences, width, mesh, config)
 
 
 class Search:
@@ -96,18 +105,26 @@ class Search:
         seed: int = 0,
         mesh=None,
         workers: int = 0,
+        inputs: dict | None = None,
     ):
         self.selection, self.query_vectors = selection, query_vectors
         self.config, self.threads = selection.config, workers or count_cores()
         vectors, ids = selection.vectors, selection.ids
+        if not len(ids):
+            raise StageError(
+                "every vector of the pool is zero, so nothing can be found; look at the sentences, "
+                "or choose another encoder"
+            )
         if self.config.engine == "jax":
             from icl_jax.retrieval.search_jax import JaxSearch
 
             self.engine = JaxSearch(vectors, ids, self.config, mesh)
         else:
-            from icl_jax.retrieval.search_faiss import FaissSearch
+            from icl_jax.retrieval.search_faiss import FaissSearch, choose_index
 
-            self.engine = FaissSearch(vectors, ids, self.config, folder / "index", seed, workers)
+            index = choose_index(len(ids), vectors.width, self.config)
+            StepFolder(folder, {**(inputs or {}), "index": index})
+            self.engine = FaissSearch(vectors, ids, self.config, folder, seed, workers)
 
     def nearest(self, queries: np.ndarray, threshold: float | None = None, engine=None) -> Selected:
         """The neighbours of these query sentences.
@@ -125,7 +142,7 @@ class Search:
         selected.counts["asked_again"] = selected.used_up.astype(np.int64)
         while len(again) and count < most:
             count = min(4 * count, most)
-            more = self._select(queries[again], vectors[again], threshold, engine, count)
+            more = self._select_many(queries[again], vectors[again], threshold, engine, count)
             selected.ids[again], selected.similarities[again] = more.ids, more.similarities
             for rule, values in more.counts.items():
                 selected.counts[rule][again] = values
@@ -136,12 +153,22 @@ class Search:
         selected.counts["too_few_candidates"] = selected.used_up.astype(np.int64)
         return selected
 
+    def _select_many(
+        self, queries: np.ndarray, vectors: np.ndarray, threshold: float, engine, count: int
+    ) -> Selected:
+        """As `_select`, with few queries at a time: each has many candidates."""
+        size = max(1, _MOST_FOUND // count)
+        cuts = [slice(start, start + size) for start in range(0, len(queries), size)]
+        return Selected.join(
+            [self._select(queries[c], vectors[c], threshold, engine, count) for c in cuts]
+        )
+
     def _select(
         self, queries: np.ndarray, vectors: np.ndarray, threshold: float, engine, count: int
     ) -> Selected:
         found = engine.candidates(vectors, count)
         found[~vectors.any(axis=1)] = -1
-        cuts = [slice(start, start + _PIECE) for start in range(0, len(queries), _PIECE)]
+        cuts = [slice(i, i + _PIECE) for i in range(0, max(1, len(queries)), _PIECE)]
         with concurrent.futures.ThreadPoolExecutor(self.threads) as threads:
             select = self.selection.select
             tasks = [
@@ -178,17 +205,18 @@ def _prepare_rules(
     folder: Path,
     workers: int,
 ) -> Selection:
-    of_pool = of_queries = load_signatures(pool, folder / "signatures", "pool", workers)
+    place = folder.with_name(f"{folder.name}_signatures")
+    of_pool = of_queries = load_signatures(pool, place / "pool", workers)
     query_documents = pool.documents
     if queries.fingerprint != pool.fingerprint:
-        of_queries = load_signatures(queries, folder / "signatures", "queries", workers)
+        of_queries = load_signatures(queries, place / "queries", workers)
         query_documents = None  # documents of two tables have nothing to do with each other
     return Selection(of_queries, of_pool, pool_vectors, pool.documents, query_documents, config)
 
 
 def _search_shard(search: Search, shard: int, queries: np.ndarray, folder: Path, bar) -> None:
     found = []
-    for start in range(0, len(queries), _BLOCK):
+    for start in range(0, max(1, len(queries)), _BLOCK):  # a shard may hold no sentence
         found.append(search.nearest(queries[start : start + _BLOCK]))
         bar.update(len(found[-1].ids))
     found = Selected.join(found)

@@ -28,6 +28,11 @@ _FLAT_BELOW = 20_000  # sentences: a whole flat search takes seconds
 _DIMS_PER_CODE = (2, 1, 3, 4, 6, 8, 12, 16, 24)  # the first that divides the width and fits
 _LISTS_PER_ROOT = 1.5  # lists: 1.5 sqrt(n), as a power of 2; 256 and 512 cost the same at 57K
 
+_REFUSED = {
+    "IndexRefine": "what an index proposes is scored again exactly anyway; leave out RFlat",
+    "IndexIDMap": "rows are found by their place; leave out IDMap",
+    "IndexNSG": "it cannot be built shard by shard; use HNSW or IVF",
+}
 _POINTS_PER_LIST = 39  # below, FAISS itself warns that the centroids are poor
 _PART_VECTORS = 4_000_000  # vectors of one file of the index: what a killed build loses at most
 _TUNING_QUERIES = 500
@@ -55,7 +60,7 @@ class FaissSearch:
         self.first_count = 4 * config.neighbours + 24  # some will be excluded
         self.probes = min(config.probes, getattr(_inverted_file(self.parts[0]), "nlist", 0))
         if not config.probes:
-            self._tune(config.neighbours, folder / "probes.json", seed)
+            self._tune(config.neighbours, folder / f"probes-{config.neighbours}.json", seed)
 
     def describe(self) -> dict:
         """What the results of a step say about the index."""
@@ -103,7 +108,8 @@ class FaissSearch:
             nearest = self.exact().candidates(queries, neighbours + 1)
             nearest[nearest == sample[:, None]] = -1  # finding oneself does not count
             steps = sorted({round(2 ** (i / 4)) for i in range(8, 4 * lists.bit_length())})
-            for count, probes in itertools.product((1, 2, 4), [s for s in steps if s < lists]):
+            steps = [*(s for s in steps if s < lists), lists]
+            for count, probes in itertools.product((1, 2, 4), steps):
                 self.probes = probes
                 found = self.candidates(queries, count * self.first_count)
                 if share_found(nearest, found) >= _TARGET_RECALL:
@@ -160,11 +166,15 @@ def check_index(index: str, count: int, width: int) -> None:
     """Stops on a factory string that FAISS cannot make, or not with so few vectors."""
     try:
         made = faiss.index_factory(width, index, faiss.METRIC_INNER_PRODUCT)
+        faiss.clone_index(made)  # as every part of the index will be
     except RuntimeError as error:
         raise ConfigError(
             f"search.index must be a FAISS factory string for vectors of width {width}, got "
             f"'{index}': {_reason(error)}; 'auto' chooses one"
         ) from error
+    for kind, reason in _REFUSED.items():
+        if isinstance(made, getattr(faiss, kind)):
+            raise ConfigError(f"search.index '{index}' cannot be used: {reason}")
     lists = getattr(_inverted_file(made), "nlist", 0)
     if count < lists * _POINTS_PER_LIST:
         most = count // _POINTS_PER_LIST
@@ -205,7 +215,8 @@ def _build(
                     bar.update(len(rows))
                 _save(part, file)
                 del part
-            # Inverted lists and flat vectors stay on disk until they are read.
+            # Flat vectors and plain inverted lists stay on disk until they are read; lists of
+            # fast-scan codes (the automatic choice) FAISS can only load whole.
             part = faiss.read_index(str(file), faiss.IO_FLAG_MMAP_IFC)
             parts.append(part)
             starts.append(starts[-1] + part.ntotal)

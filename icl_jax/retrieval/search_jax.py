@@ -25,22 +25,18 @@ class JaxSearch:
     """The rows `ids` of the pool on the devices of a mesh."""
 
     def __init__(self, vectors: Vectors, ids: np.ndarray, config: SearchConfig, mesh: Mesh | None):
-        if mesh is None:
-            raise ConfigError("search.engine 'jax' needs a mesh, got None; use sharding.make_mesh")
+        check_memory(len(ids), vectors.width, mesh, config)
         self.ids, self.mesh = ids, mesh
         large = len(ids) >= _APPROXIMATE_FROM and mesh.devices.flat[0].platform == "tpu"
         by_size = "approximate" if large else "exact"
         self.index = by_size if config.index == "auto" else config.index
         self.first_count = 4 * config.neighbours + 24  # some will be excluded
-        rows = max(1, -(-len(ids) // mesh.size))
-        chunk = min(_CHUNK, rows)
-        shape = (mesh.size * -(-rows // chunk), chunk, vectors.width)
+        shape = _shape(len(ids), vectors.width, mesh)
         self.bytes_per_device = 4 * int(np.prod(shape)) // mesh.size
-        _check_memory(self.bytes_per_device + 4 * _QUERIES * chunk, len(ids), mesh, config)
         self.pool = jax.make_array_from_callback(
             shape,
             NamedSharding(mesh, PartitionSpec(mesh.axis_names)),
-            lambda part: _read_chunks(vectors, ids, *part[0].indices(shape[0])[:2], chunk),
+            lambda part: _read_chunks(vectors, ids, *part[0].indices(shape[0])[:2], shape[1]),
         )
 
     def describe(self) -> dict:
@@ -60,7 +56,7 @@ class JaxSearch:
     def candidates(self, queries: np.ndarray, count: int) -> np.ndarray:
         """Ids of the `count` nearest of each query, nearest first; -1 where there are none."""
         found = []
-        for start in range(0, len(queries), _QUERIES):
+        for start in range(0, max(1, len(queries)), _QUERIES):
             block = np.zeros((_QUERIES, queries.shape[1]), np.float32)
             block[: len(queries) - start] = queries[start : start + _QUERIES]
             exact = self.index == "exact"
@@ -135,9 +131,12 @@ def _read_chunks(
     return out.reshape(last - first, chunk, vectors.width)
 
 
-def _check_memory(needed: int, count: int, mesh: Mesh, config: SearchConfig) -> None:
+def check_memory(count: int, width: int, mesh: Mesh | None, config: SearchConfig) -> None:
     """Stops if the pool is larger than the devices' memory."""
-    room = _memory(mesh, config)
+    if mesh is None:
+        raise ConfigError("search.engine 'jax' needs a mesh, got None; use sharding.make_mesh")
+    shape, room = _shape(count, width, mesh), _memory(mesh, config)
+    needed = 4 * int(np.prod(shape)) // mesh.size + 4 * _QUERIES * shape[1]
     if needed > room:
         raise ConfigError(
             f"search.engine 'jax' needs {needed / 1e9:.3g} GB on each of {mesh.size} devices for "
@@ -145,6 +144,13 @@ def _check_memory(needed: int, count: int, mesh: Mesh, config: SearchConfig) -> 
             f"{-(-needed * mesh.size // room)} devices, or search.engine 'faiss' (on a CPU, "
             "search.memory_gigabytes is what all devices share)"
         )
+
+
+def _shape(count: int, width: int, mesh: Mesh) -> tuple[int, int, int]:
+    """(chunks, rows of a chunk, width) of the pool, with as many chunks on each device."""
+    rows = max(1, -(-count // mesh.size))
+    chunk = min(_CHUNK, rows)
+    return mesh.size * -(-rows // chunk), chunk, width
 
 
 def _memory(mesh: Mesh, config: SearchConfig) -> float:

@@ -19,6 +19,7 @@ from icl_jax.retrieval.find_related import DesignFolders
 from icl_jax.retrieval.neighbours import Neighbours
 from icl_jax.retrieval.vectors import Vectors, normalise
 from icl_jax.sharding import make_mesh
+from icl_jax.step_folder import read_inputs
 
 
 def main(argv: list[str] | None = None) -> None:
@@ -50,6 +51,12 @@ def show_text(folders: DesignFolders, text: str, count: int) -> None:
     corpus, vectors = SentenceTable.open(folders.corpus), Vectors.open(folders.corpus_vectors)
     config = from_dict(json.loads(folders.config.read_text()))
     encoder = open_encoder(config.encoder, make_mesh(MeshConfig()), folders.encoder)
+    if encoder.identity != read_inputs(folders.corpus_vectors)["encoder"]:
+        raise StageError(
+            f"{config.encoder.folder or folders.encoder} is not the encoder that made the vectors "
+            f"in {folders.corpus_vectors}; its files changed. Put the old ones back, or delete "
+            "that folder and run --stages=design again"
+        )
     query = normalise(encoder.encode([text]))[0]
     if not query.any():
         print("the encoder knows no word of this text, so nothing is near it")
@@ -61,11 +68,13 @@ def show_text(folders: DesignFolders, text: str, count: int) -> None:
 def show_sentence(folders: DesignFolders, sentence: int, count: int) -> None:
     """The neighbours that were stored for a sentence, and what is nearest if there are none."""
     corpus = SentenceTable.open(folders.corpus)
-    own_queries = folders.queries.exists()
+    neighbours = Neighbours.open(folders.neighbours)
+    made_from = read_inputs(folders.neighbours)
+    own_queries = made_from["queries"] != made_from["pool"]
     queries = SentenceTable.open(folders.queries) if own_queries else corpus
     if not 0 <= sentence < len(queries):
         raise StageError(f"--sentence must be from 0 to {len(queries) - 1}, got {sentence}")
-    ids, similarities = Neighbours.open(folders.neighbours).of(sentence)
+    ids, similarities = neighbours.of(sentence)
     print_found(queries, [sentence], None)
     if len(ids):
         print(f"{len(ids)} stored neighbours:")

@@ -4,6 +4,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
+import pyarrow as pa
 
 from icl_jax.config import StageError
 from icl_jax.step_folder import beside, read_results
@@ -24,7 +25,7 @@ class Vectors:
         if results is None:
             raise StageError(f"{folder} holds no complete vectors; run --stages=design to its end")
         files = [shard_file(folder, shard) for shard in range(results["num_shards"])]
-        return cls([np.load(file, mmap_mode="r") for file in files])
+        return cls([_map(file) for file in files])
 
     def __len__(self) -> int:
         return int(self.starts[-1])
@@ -52,6 +53,17 @@ def save_shard(folder: Path, index: int, vectors: np.ndarray) -> None:
 def shard_file(folder: Path, index: int) -> Path:
     """Where the vectors of a shard lie."""
     return folder / f"vectors-{index:05d}.npy"
+
+
+def _map(file: Path) -> np.ndarray:
+    """As `np.load(mmap_mode="r")`, which would keep a file open for each of thousands of shards."""
+    with file.open("rb") as opened:
+        np.lib.format.read_magic(opened)
+        shape, _, dtype = np.lib.format.read_array_header_1_0(opened)
+        start = opened.tell()
+    with pa.memory_map(str(file)) as mapped:
+        content = mapped.read_buffer()
+    return np.frombuffer(content, dtype, offset=start).reshape(shape)
 
 
 def normalise(vectors: np.ndarray) -> np.ndarray:

@@ -7,8 +7,9 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from icl_jax.config import CorpusConfig
-from icl_jax.corpus.documents import MAX_LINE_CHARACTERS, BadDocument, Document
+from icl_jax.config import CorpusConfig, StageError
+from icl_jax.corpus import shards
+from icl_jax.corpus.documents import MAX_LINE_CHARACTERS, BadDocument, Document, read_documents
 from tests.corpus import corpora
 
 DOCUMENTS = corpora.make_documents()
@@ -122,7 +123,8 @@ def test_a_truncated_gzip_keeps_what_can_be_read_and_is_one_bad_document(tmp_pat
     (tmp_path / "a.jsonl.gz").write_bytes(content[: len(content) * 2 // 3])
     found = corpora.read_all(CorpusConfig(files=(str(tmp_path / "a.jsonl.gz"),)), shard_bytes)
     *good, bad = found
-    assert isinstance(bad, BadDocument) and "damaged gzip" in bad.reason
+    assert isinstance(bad, BadDocument)
+    assert bad.reason.startswith("damaged gzip") and "whatever followed" in bad.reason
     assert 0 < len(good) < len(documents)
     assert [d.name for d in good] == [d["id"] for d in documents[: len(good)]]
 
@@ -143,6 +145,7 @@ def test_an_unreadable_parquet_row_group_is_reported_and_the_others_are_read(tmp
     found = corpora.read_all(CorpusConfig(files=(str(path),)))
     bad = [d for d in found if isinstance(d, BadDocument)]
     assert len(bad) == 1 and bad[0].place == "rows from 10 on" and "Parquet" in bad[0].reason
+    assert bad[0].count == 10
     names = [d.name for d in found if isinstance(d, Document)]
     assert names == [d["id"] for d in DOCUMENTS[:10] + DOCUMENTS[20:]]
 
@@ -151,6 +154,40 @@ def test_a_file_that_is_no_parquet_is_one_bad_document(tmp_path):
     corpora.write(tmp_path / "a.parquet", b"PAR1 and nothing")
     (bad,) = corpora.read_all(CorpusConfig(files=(str(tmp_path),)))
     assert "unreadable Parquet" in bad.reason
+
+
+def test_parquet_rows_of_a_stated_size_of_nothing_are_read():
+    assert [(p.start, p.stop) for p in shards._ranges("a", "parquet", 5, 3, 0, 0)] == [(5, 8)]
+    assert not list(shards._ranges("a", "parquet", 5, 0, 0, 0))
+
+
+@pytest.mark.parametrize("name", ["a.parquet", "a.jsonl"])
+def test_a_file_that_went_away_stops_the_run_and_is_no_bad_document(tmp_path, name):
+    write = corpora.write_parquet if name.endswith("parquet") else corpora.write_jsonl
+    config = CorpusConfig(files=(str(write(tmp_path / name, DOCUMENTS)),))
+    (shard,) = shards.plan_shards(config, 1 << 20)
+    (tmp_path / name).unlink()
+    with pytest.raises(StageError, match=f"{name} cannot be read .*No such file"):
+        list(read_documents(shard, config))
+
+
+def test_a_parquet_file_that_may_not_be_opened_stops_the_plan(tmp_path, monkeypatch):
+    path = corpora.write_parquet(tmp_path / "a.parquet", DOCUMENTS)
+
+    def fail(_):
+        raise OSError(24, "Too many open files")
+
+    monkeypatch.setattr(shards.pq, "ParquetFile", fail)
+    with pytest.raises(StageError, match=r"a\.parquet cannot be read .*Too many open files"):
+        shards.plan_shards(CorpusConfig(files=(str(path),)), 1 << 20)
+
+
+@pytest.mark.parametrize("rest", [">", ' name="x">', ' name="the "x">">'])
+def test_the_title_of_a_wikiextractor_document_ends_before_what_follows(tmp_path, rest):
+    tag = f'<doc id="7" url="u" title="The "X" of Y"{rest}'
+    corpora.write(tmp_path / "wiki_00", f"{tag}\nSome text.\n</doc>\n".encode())
+    (document,) = corpora.read_all(CorpusConfig(files=(str(tmp_path / "wiki_00"),)))
+    assert (document.name, document.title) == ("7", 'The "X" of Y')
 
 
 def test_parquet_rows_without_text_or_with_invalid_text_are_bad_one_by_one(tmp_path):

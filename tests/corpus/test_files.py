@@ -1,9 +1,11 @@
 """Which files a corpus is made of, and how they are cut into shards."""
 
+import os
+
 import pytest
 
 from icl_jax.config import ConfigError, CorpusConfig
-from icl_jax.corpus import shards
+from icl_jax.corpus import files, shards
 from icl_jax.corpus.files import describe_files, find_files
 from icl_jax.corpus.shards import plan_shards
 from tests.corpus import corpora
@@ -43,15 +45,51 @@ def test_a_pattern_without_files_is_named(tmp_path, missing):
         find_files(CorpusConfig(files=(f"{tmp_path}/{missing}",)))
 
 
-def test_a_change_at_either_end_or_in_size_changes_the_description(tmp_path):
+def test_a_list_of_files_in_one_string_gets_the_right_way_to_write_it(tmp_path):
+    with pytest.raises(ConfigError, match=r"--config\.design\.queries\.files=\"\('a\.txt'"):
+        find_files(CorpusConfig(files=("a.txt,b.txt",)), field="design.queries")
+
+
+def test_a_file_named_in_two_ways_is_read_once_under_its_first_name(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    corpora.write(tmp_path / "a.txt", b"x")
+    corpora.write(tmp_path / "b.txt", b"x")
+    names = ("a.txt", "./*.txt", f"{tmp_path}/b.txt")
+    assert list(find_files(CorpusConfig(files=names))) == ["a.txt", "./b.txt"]
+
+
+def test_a_name_that_is_not_utf8_is_refused(tmp_path):
+    with open(os.fsencode(tmp_path) + b"/caf\xe9.txt", "wb"):
+        pass
+    with pytest.raises(ConfigError, match=r"caf\\udce9\.txt' is not UTF-8"):
+        find_files(CorpusConfig(files=(str(tmp_path),)))
+
+
+def test_errors_name_the_field_that_the_files_come_from(tmp_path):
+    file = str(corpora.write(tmp_path / "notes.doc", b"x"))
+    for wrong in ((), ("nothing.txt",), (file,)):
+        with pytest.raises(ConfigError, match=r"design\.queries\.f") as stop:
+            describe_files(CorpusConfig(files=wrong), field="design.queries")
+        assert "design.corpus" not in str(stop.value)
+
+
+def test_a_file_is_read_once_for_its_description(tmp_path, monkeypatch):
+    config = CorpusConfig(files=(str(corpora.write(tmp_path / "a.txt", b"x" * 100)),))
+    first = describe_files(config)
+    monkeypatch.setattr(files.google_crc32c, "extend", None)
+    assert describe_files(config) == first
+
+
+def test_a_change_anywhere_changes_the_description(tmp_path):
     path = tmp_path / "a.txt"
     config = CorpusConfig(files=(str(path),))
     content = b"a" * 200_000
     seen = []
-    for changed in (content, b"b" + content[1:], content[:-1] + b"b", content + b"a"):
+    middle = content[:100_000] + b"b" + content[100_001:]
+    for changed in (content, b"b" + content[1:], content[:-1] + b"b", content + b"a", middle):
         path.write_bytes(changed)
         seen.append(str(describe_files(config)))
-    assert len(set(seen)) == 4
+    assert len(set(seen)) == 5
 
 
 def test_small_files_share_a_shard_and_large_ones_are_cut(tmp_path):
@@ -74,8 +112,27 @@ def test_a_gzip_is_cut_into_few_pieces_that_cover_it(tmp_path):
     assert sum(p.bytes for p in pieces) == 20 * 5000
 
 
-def test_a_text_file_too_large_for_one_document_stops_before_it_is_read(tmp_path, monkeypatch):
-    monkeypatch.setattr(shards, "MAX_DOCUMENT_BYTES", 10)
-    file = corpora.write(tmp_path / "a.txt", b"More than ten bytes.")
+def test_a_gzip_has_more_pieces_where_few_would_be_too_large(tmp_path, monkeypatch):
+    monkeypatch.setattr(shards, "MAX_PIECE_BYTES", 2000)
+    corpora.write(tmp_path / "a.jsonl.gz", b'{"text": "A line."}\n' * 5000)
+    plan = plan_shards(CorpusConfig(files=(str(tmp_path),)), 500)
+    sizes = [piece.bytes for shard in plan for piece in shard.pieces]
+    assert sum(sizes) == 20 * 5000 and 1000 < max(sizes) <= 2000 + 4 * 20
+
+
+def test_a_gzip_is_unpacked_once_for_all_plans(tmp_path, monkeypatch):
+    corpora.write(tmp_path / "a.jsonl.gz", b'{"text": "A line."}\n' * 50)
+    config = CorpusConfig(files=(str(tmp_path),))
+    first = plan_shards(config, 300)
+    monkeypatch.setattr(shards, "open_file", None)
+    assert plan_shards(config, 300) == first
+
+
+@pytest.mark.parametrize("name", ["a.txt", "a.txt.gz"])
+def test_a_text_file_too_large_for_one_document_stops_before_it_is_read(
+    tmp_path, monkeypatch, name
+):
+    monkeypatch.setattr(shards, "MAX_DOCUMENT_BYTES", 1000)
+    file = corpora.write(tmp_path / name, b"More than ten bytes." * 60)
     with pytest.raises(ConfigError, match=r"text_documents.*block"):
         plan_shards(CorpusConfig(files=(str(file),)), 1000)

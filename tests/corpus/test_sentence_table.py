@@ -1,5 +1,6 @@
 """The sentence table: the same whatever is in its way, and clear about what it cannot take."""
 
+from collections import Counter
 import json
 import os
 from pathlib import Path
@@ -10,10 +11,12 @@ import time
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 
 from icl_jax.config import CorpusConfig, StageError
-from icl_jax.corpus import sentence_table
+from icl_jax.corpus import sentence_shards, sentence_table
+from icl_jax.corpus.long_sentences import TokenisedSentences
 from icl_jax.corpus.sentence_shards import make_shard
 from icl_jax.corpus.sentence_table import SentenceTable, build_table
 from icl_jax.corpus.sentences import split_document
@@ -211,6 +214,49 @@ def test_few_bad_documents_are_listed_and_many_stop_the_run(tokenizer_folder, tm
     assert [e["reason"] for e in entries] == ["no field 'text'", "invalid UTF-8", "empty"]
     results = json.loads((tmp_path / "table" / "results.json").read_text())
     assert results["bad_documents"] == {"empty": 1, "invalid UTF-8": 1, "no field 'text'": 1}
+
+
+def test_lost_rows_count_as_bad_documents_in_the_field_they_come_from(tokenizer_folder, tmp_path):
+    path = corpora.write_parquet(tmp_path / "a.parquet", DOCUMENTS, rows=10)
+    column = pq.ParquetFile(path).metadata.row_group(1).column(2)
+    start, size = column.dictionary_page_offset, column.total_compressed_size
+    content = path.read_bytes()
+    path.write_bytes(content[:start] + b"\xff" * size + content[start + size :])
+    config = CorpusConfig(files=(str(path),), max_bad_share=0.2)
+    with pytest.raises(StageError, match=r"10 of 41 documents .* design\.queries\.max_bad") as stop:
+        build_table(config, tokenizer_folder, tmp_path / "t", 1 << 20, 1, field="design.queries")
+    assert "10 x unreadable Parquet" in str(stop.value) and "design.corpus" not in str(stop.value)
+
+
+def test_a_table_of_other_rules_is_not_taken(corpus, table, tokenizer_folder, monkeypatch):
+    monkeypatch.setattr(sentence_table, "RULES_VERSION", 0)
+    with pytest.raises(StageError, match="rules: 1 there, 0 here"):
+        build_table(corpus, tokenizer_folder, table.folder, SHARD_BYTES, 1)
+
+
+def test_a_sample_takes_as_much_from_every_shard_it_reads(tmp_path):
+    lines = [{"text": f"This is line number {i} of them all."} for i in range(1000)]
+    file = corpora.write_jsonl(tmp_path / "a.jsonl.gz", lines)  # pieces are larger than asked for
+    config = CorpusConfig(files=(str(file),))
+    found = [int(text.split()[4]) for text in sample_sentences(config, 100, 8000)]
+    fifths = Counter(i // 200 for i in found)
+    assert len(fifths) == 5 and max(fifths.values()) < 2 * min(fifths.values())
+    assert 8000 < sum(len(f"This is line number {i} of them all.") for i in found) < 9000
+
+
+def test_a_sample_without_sentences_says_what_became_of_the_text(tmp_path):
+    documents = [{"body": "Some text is here."}, {"text": "See also\nReferences"}]
+    config = CorpusConfig(files=(str(corpora.write_jsonl(tmp_path / "a.jsonl", documents)),))
+    with pytest.raises(StageError, match=r"2 by 'heading'.*1 x no field 'text'.*a\.jsonl, line 1"):
+        train(sample_sentences(config, SHARD_BYTES), 400)
+
+
+def test_a_shard_of_too_much_text_for_arrow_says_so(monkeypatch):
+    texts = pa.chunked_array([["One."], ["Two."]])
+    monkeypatch.setattr(sentence_shards.pa, "array", lambda *_: texts)
+    tokenised = TokenisedSentences(["One."], np.zeros(1), np.arange(2), np.zeros(1, int), 0, 0)
+    with pytest.raises(StageError, match=r"2 GB.*shard_megabytes"):
+        sentence_shards._sentences(tokenised, [1])
 
 
 def test_a_corpus_of_the_wrong_field_stops_after_its_first_shards(tokenizer_folder, tmp_path):

@@ -41,6 +41,31 @@ def test_hard_wrapped_text_is_put_together_again():
     assert dropped == {"heading": 1}
 
 
+def test_tables_and_lists_in_wrapped_text_stay_lines_of_their_own():
+    wrapped = (
+        "It was the third of May, and Dr. Brown went down to the river to look at the\n"
+        "otter again, with a net and a lamp and all that one needs on such a night:\n"
+        "- a net of which nobody knew whether it would hold the otter when it came to\n"
+        "| a lamp | 12\n"
+        "She had seen it twice, and both times it was gone before she could light the\n"
+        "lamp.\n"
+    )
+    sentences, dropped = split(wrapped)
+    assert dropped == {"list": 1, "table": 1} and sentences[0].endswith("on such a night:")
+    assert sentences[-1].endswith("before she could light the lamp.")
+    assert wrapped.splitlines()[0] in split(wrapped, clean=False)[0]
+
+
+def test_headlines_one_to_a_line_are_not_put_together():
+    headlines = [
+        "Otters return to the river after forty years of absence and much debate",
+        "Minister says that the new bridge will be open before the end of summer",
+        "Three hundred herons counted at the lake in one morning by a lone walker",
+        "Badgers blamed for the collapse of a garden wall in the north of the town",
+    ]
+    assert split("\n".join(headlines))[0] == headlines
+
+
 def test_a_paragraph_that_begins_in_bold_is_no_list():
     assert split(f"**Otters** swim in the river.\n{STAYS}")[0][0] == "**Otters** swim in the river."
 
@@ -113,7 +138,7 @@ def test_what_templates_and_tokenised_text_left_is_repaired():
 
 def test_languages_without_spaces_keep_their_sentences():
     text = "他是一名住在城里的医生。\n她每天都去河边看水獭。"
-    assert len(split(text, language="zh")[0]) == 2
+    assert len(split(text, language="zh")[0]) == len(split(text, language="zh-hans")[0]) == 2
     assert split(text, language="en")[0] == []
 
 

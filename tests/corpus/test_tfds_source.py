@@ -56,6 +56,17 @@ def test_a_part_of_a_split_can_be_read(prepared):
     assert [d.name for d in part] == [d.name for d in whole[10:20]]
 
 
+@pytest.mark.parametrize(
+    "split", ["test", "test[10:20]", "test[-9:]", "test[20%:80%]", "test[:3]+train[5:9]"]
+)
+def test_any_part_of_a_split_has_a_name_that_tfds_reads(prepared, split):
+    builder = tfds.builder_from_directory(prepared)
+    whole = [d["id"] for d in builder.as_data_source(split=split)]
+    for start, stop in ((0, len(whole)), (2, 5), (len(whole) - 1, len(whole))):
+        part = tfds_source._part(tfds, builder, split, start, stop)
+        assert [d["id"] for d in builder.as_data_source(split=part)] == whole[start:stop]
+
+
 def test_the_description_holds_the_size(prepared):
     config = CorpusConfig(files=(f"tfds:{prepared}",))
     (entry,) = describe_files(config).values()

@@ -151,13 +151,46 @@ def test_a_separator_with_another_meaning_is_refused(roberta_folder, separator):
         tokenizers.load(roberta_folder, separator)
 
 
-def test_special_tokens_are_those_the_folder_names(gpt2_folder, tmp_path):
+def test_special_tokens_are_those_the_folder_names(trained, tmp_path):
+    folder = write_vocabulary(tmp_path / "t", trained, ["<a>", "<b>"], ["<c>"])
+    (folder / "special_tokens_map.json").write_text('{"eos_token": {"content": "<c>"}}')
+    (folder / "config.json").write_text('{"eos_token_id": 7, "pad_token_id": 1}')
+    loaded = tokenizers.load(folder)
+    last = json.loads((folder / "vocab.json").read_text())["<c>"]
+    assert (loaded.end_of_text_id, loaded.padding_id, loaded.mask_id) == (last, 1, None)
+
+
+def test_a_special_token_that_text_can_become_is_refused(gpt2_folder, tmp_path):
+    with pytest.raises(ConfigError, match=r"tokenizer\.separator: '!' also comes from text"):
+        tokenizers.load(gpt2_folder, "!")
     shutil.copytree(gpt2_folder, tmp_path / "t")
-    (tmp_path / "t" / "special_tokens_map.json").write_text('{"eos_token": {"content": "!"}}')
-    (tmp_path / "t" / "config.json").write_text('{"eos_token_id": 7, "pad_token_id": 5}')
-    loaded = tokenizers.load(tmp_path / "t")
-    vocabulary = json.loads((gpt2_folder / "vocab.json").read_text())
-    assert (loaded.end_of_text_id, loaded.padding_id, loaded.mask_id) == (vocabulary["!"], 5, None)
+    (tmp_path / "t" / "special_tokens_map.json").write_text('{"eos_token": "Ġthe"}')
+    with pytest.raises(ConfigError, match="the end-of-text token 'Ġthe' is an ordinary piece"):
+        tokenizers.load(tmp_path / "t")
+    pieces = [("<unk>", 0.0), ("</s>", -1.0), ("a", -2.0), ("▁", -2.0)]
+    unigram = library.Tokenizer(models.Unigram(pieces, unk_id=0))
+    unigram.pre_tokenizer = pre_tokenizers.Metaspace()
+    unigram.add_special_tokens(["</s>"])
+    unigram.save(str(tmp_path / "tokenizer.json"))
+    with pytest.raises(ConfigError, match=r"'</s>' is an ordinary piece .* text could contain it"):
+        tokenizers.load(tmp_path)
+
+
+def test_added_tokens_have_their_ids_before_the_separator_gets_one(gpt2_folder, tmp_path):
+    folder = tmp_path / "t"
+    shutil.copytree(gpt2_folder, folder)
+    size = len(json.loads((folder / "vocab.json").read_text()))
+    added = {"<end>": size + 1, "zebra crossing": size, "<role>": size + 2}
+    (folder / "added_tokens.json").write_text(json.dumps(added))
+    names = {"eos_token": "<end>", "additional_special_tokens": ["<role>"]}
+    (folder / "special_tokens_map.json").write_text(json.dumps(names))
+    loaded = tokenizers.load(folder)
+    assert (loaded.end_of_text_id, loaded.separator_id) == (size + 1, size + 3)
+    found = loaded.encode("a zebra crossing <end> <role>").tolist()
+    assert size in found and not {size + 1, size + 2} & set(found)
+    (folder / "added_tokens.json").write_text(json.dumps({"<end>": size + 7}))
+    with pytest.raises(ConfigError, match=f"gives the id {size + 7} to '<end>'"):
+        tokenizers.load(folder)
 
 
 def test_a_bert_tokenizer_loads_with_its_own_ids(tmp_path):
@@ -209,8 +242,11 @@ def test_training_twice_gives_the_same_tokenizer(trained):
 
 
 def test_too_little_text_for_the_vocabulary_says_what_can_be_reached():
-    with pytest.raises(ConfigError, match=r"vocab_size is 5000, .* only (\d+) tokens"):
-        train(["too little text"], 5000)
+    with pytest.raises(ConfigError, match=r"vocab_size is 5000, .* only (\d+) tokens") as stop:
+        train(["too little"], 5000)
+    assert "at most" not in str(stop.value)  # fewer than can be set
+    with pytest.raises(ConfigError, match=r"add text, or set it to at most \d+"):
+        train(TEXTS, 5000)
 
 
 def test_a_saved_tokenizer_opens_here_and_in_transformers(trained, tmp_path):

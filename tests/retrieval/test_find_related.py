@@ -3,6 +3,7 @@
 import dataclasses
 import json
 from pathlib import Path
+import shutil
 import subprocess
 import sys
 import time
@@ -125,7 +126,16 @@ def test_a_changed_corpus_is_named_and_nothing_is_mixed(built, tmp_path):
         find_related(experiment(file, search=search), tmp_path / "run")
 
 
-def test_a_task_asks_and_the_corpus_answers(built, tmp_path):
+def test_a_tokenizer_trained_on_other_sentences_is_not_taken(built, tmp_path):
+    find_related(experiment(built[0]), tmp_path / "run")
+    for step in ("corpus", "encoder", "corpus_vectors", "neighbours"):
+        shutil.rmtree(DesignFolders(tmp_path / "run").path / step)
+    corpus = CorpusConfig(files=(str(built[0]),), text_field="title")
+    with pytest.raises(StageError, match=r"tokenizer was made from.*text_field: 'text' there"):
+        find_related(experiment(built[0], corpus=corpus), tmp_path / "run")
+
+
+def test_a_task_asks_and_the_corpus_answers(built, tmp_path, capsys):
     file, _ = built
     questions = tmp_path / "questions.txt"
     questions.write_text("Who was born in the harbour town? Mar7ek.\nMar12ek first saw light.\n")
@@ -138,12 +148,22 @@ def test_a_task_asks_and_the_corpus_answers(built, tmp_path):
     assert "Mar12ek" in asked.text(last)
     assert "Mar12ek" in corpus.text(int(neighbours.of(last)[0][0]))
 
+    capsys.readouterr()
+    show([f"--workdir={tmp_path}/run", f"--sentence={last}", "--count=1"])
+    assert "Mar12ek first saw light." in capsys.readouterr().out.splitlines()[1]
+    # The corpus asks now: what is left of the questions is not taken for it.
+    shutil.rmtree(folders.neighbours)
+    find_related(experiment(file), tmp_path / "run")
+    show([f"--workdir={tmp_path}/run", f"--sentence={last}", "--count=1"])
+    assert corpus.text(last) in capsys.readouterr().out
+
 
 @pytest.mark.parametrize(
     ("change", "message"),
     [
         ({"corpus": CorpusConfig()}, r"design\.corpus\.files is empty"),
         ({"corpus": CorpusConfig(files=("nowhere/*.txt",))}, "nothing found at 'nowhere"),
+        ({"queries": CorpusConfig(files=("nowhere.txt",))}, r"design\.queries\.files: nothing"),
         ({"search": SearchConfig(min_similarity=1.1)}, "min_similarity must be a cosine"),
         ({"search": SearchConfig(index="IVF100,Flat")}, "IVF100.*160"),
         ({"search": SearchConfig(index="IFV4")}, "factory string"),
@@ -212,6 +232,14 @@ def test_show_prints_the_nearest_to_a_text_with_scores_and_documents(built, caps
     assert 0.3 < float(lines[1].split()[0]) < 1
     assert "Mar9ek was born in the harbour town of Kersk" in lines[2]
     assert sum("#" in line for line in lines) == 2
+
+
+def test_show_refuses_an_encoder_that_did_not_make_the_vectors(built, tmp_path):
+    shutil.copytree(built[1], tmp_path / "run")
+    terms = DesignFolders(tmp_path / "run").encoder / "terms.json"
+    terms.write_text(terms.read_text().replace("harbour", "harbor"))
+    with pytest.raises(SystemExit, match="is not the encoder that made the vectors"):
+        show([f"--workdir={tmp_path}/run", "--query=Was Mar9ek born in a harbour town?"])
 
 
 def test_show_prints_a_sentence_and_its_stored_neighbours(built, capsys):

@@ -1,5 +1,6 @@
 import dataclasses
 import json
+import shutil
 
 import numpy as np
 import pytest
@@ -168,3 +169,28 @@ def test_what_cannot_work_stops_before_anything_is_computed(tmp_path, monkeypatc
         run(tmp_path / "c", table, rows, dataclasses.replace(CONFIG, index="IVF4,Flat"))
     with pytest.raises(StageError, match="no sentence to search among"):
         run(tmp_path / "d", Table([], [], shards=1), np.empty((0, 4), np.float16))
+
+
+@pytest.mark.parametrize("engine", ["faiss", "jax"])
+def test_a_shard_without_sentences_has_no_neighbours_and_harms_nobody(tmp_path, engine):
+    table, rows = made_up(90)
+    expected = run(tmp_path / "whole", table, rows, dataclasses.replace(CONFIG, engine=engine))
+    table.starts = np.array([0, 50, 50, 90])
+    got = run(tmp_path / "gap", table, rows, dataclasses.replace(CONFIG, engine=engine))
+    assert [len(got.shard(shard)) for shard in range(3)] == [50, 0, 40]
+    assert all(got.of(i)[0].tolist() == expected.of(i)[0].tolist() for i in range(90))
+
+
+def test_a_pool_of_zero_vectors_is_told(tmp_path):
+    table, rows = made_up(40)
+    with pytest.raises(StageError, match="every vector of the pool is zero"):
+        run(tmp_path / "zero", table, 0 * rows)
+
+
+def test_another_threshold_takes_the_same_index_and_signatures(tmp_path, monkeypatch):
+    table, rows = made_up(90)
+    run(tmp_path / "found", table, rows)
+    shutil.rmtree(tmp_path / "found")
+    monkeypatch.setattr(table, "texts", None)  # no text is looked at again
+    strict = run(tmp_path / "found", table, rows, dataclasses.replace(CONFIG, min_similarity=0.9))
+    assert all((strict.of(i)[1] > 0.9).all() for i in range(90))

@@ -91,6 +91,13 @@ def test_probes_are_chosen_so_that_nearly_all_nearest_are_found(tmp_path):
     assert given.probes == 3
 
 
+@pytest.mark.parametrize("lists", [1, 4])
+def test_few_lists_are_all_probed(tmp_path, lists):
+    vectors, ids = clustered(300), np.arange(300)
+    engine = FaissSearch(vectors, ids, SearchConfig(index=f"IVF{lists},Flat"), tmp_path)
+    assert engine.probes == lists
+
+
 def test_the_automatic_choice_follows_size_and_memory():
     def chosen(count, width, gigabytes=8.0):
         return choose_index(count, width, SearchConfig(memory_gigabytes=gigabytes))
@@ -111,6 +118,10 @@ def test_the_automatic_choice_follows_size_and_memory():
     [
         ("nonsense", "could not parse index string nonsense"),
         ("IVF4,PQ7x4fs", "multiple of the number of subquantizers"),
+        ("IVF4,PQ8x4fs,RFlat", "scored again exactly anyway"),
+        ("IDMap,Flat", "leave out IDMap"),
+        ("NSG8", "shard by shard"),
+        ("L2norm,Flat", "factory string"),
         (
             "IVF100,Flat",
             r"at least 3,900 different .* there are 1,000; use at most 25 lists \(IVF25",
