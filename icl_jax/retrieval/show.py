@@ -77,7 +77,7 @@ def show_sentence(folders: DesignFolders, sentence: int, count: int) -> None:
     ids, similarities = neighbours.of(sentence)
     print_found(queries, [sentence], None)
     if len(ids):
-        print(f"{len(ids)} stored neighbours:")
+        print(f"stored neighbours: {len(ids)}")
         print_found(corpus, ids[:count], similarities[:count])
         return
     print("no stored neighbours; the nearest, with what the rules of the search leave out:")
