@@ -23,7 +23,7 @@ from icl_jax.retrieval.vectors import Vectors
 from icl_jax.step_folder import StepFolder
 
 _BLOCK = 8192  # queries that an engine gets at once; fixed, for the result must not depend on it
-_PIECE = 512  # queries that one thread scores at once
+_PIECE = 512  # queries that one thread scores at once, at least: few long steps cost less than many
 _MOST_CANDIDATES = 2048  # of one query; asking starts with far fewer
 _MOST_FOUND = 2**20  # candidates of all queries at once, where some ask again
 
@@ -168,7 +168,8 @@ class Search:
     ) -> Selected:
         found = engine.candidates(vectors, count)
         found[~vectors.any(axis=1)] = -1
-        cuts = [slice(i, i + _PIECE) for i in range(0, max(1, len(queries)), _PIECE)]
+        size = max(_PIECE, -(-len(queries) // self.threads))
+        cuts = [slice(i, i + size) for i in range(0, max(1, len(queries)), size)]
         with concurrent.futures.ThreadPoolExecutor(self.threads) as threads:
             select = self.selection.select
             tasks = [
