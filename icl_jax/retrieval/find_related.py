@@ -55,7 +55,7 @@ def _find_related(config: ExperimentConfig, workdir: str | os.PathLike) -> Neigh
     # What a folder says is read first: a wrong one must not be found after hours.
     encoder = open_encoder(design.encoder, mesh, None) if design.encoder.folder else None
     tokenizer = _prepare_tokenizer(design, folders)
-    _check_vocabulary(config, tokenizer)
+    _check_vocabulary(config, tokenizer.vocab_size)
 
     corpus = _make_table(design, design.corpus, folders, folders.corpus)
     _check_documents(corpus, design)
@@ -76,7 +76,7 @@ def _find_related(config: ExperimentConfig, workdir: str | os.PathLike) -> Neigh
         queries, query_vectors, corpus, vectors, design.search, folders.neighbours, config.seed,
         mesh, design.workers, {**encoder.identity, "store": design.encoder.store},
     )  # fmt: skip
-    _print_summary(corpus, queries, neighbours, design, workdir)
+    _print_summary(corpus, neighbours, design, workdir)
     return neighbours
 
 
@@ -100,6 +100,8 @@ def _check(config: ExperimentConfig, workdir: str | os.PathLike) -> None:
         )
     if found:
         raise ConfigError("; ".join(found))
+    if not config.design.tokenizer.folder:
+        _check_vocabulary(config, config.design.tokenizer.vocab_size)
     if config.design.queries.files:
         describe_files(config.design.queries, field="design.queries")  # are they there?
 
@@ -127,12 +129,12 @@ def _prepare_tokenizer(design: DesignConfig, folders: DesignFolders) -> Tokenize
     return Tokenizer.open(folders.tokenizer)
 
 
-def _check_vocabulary(config: ExperimentConfig, tokenizer: Tokenizer) -> None:
-    if tokenizer.vocab_size > config.model.vocab_size:
+def _check_vocabulary(config: ExperimentConfig, size: int) -> None:
+    if size > config.model.vocab_size:
         raise ConfigError(
-            f"the tokenizer has {tokenizer.vocab_size} ids, its separator included, but "
-            f"model.vocab_size is {config.model.vocab_size}; set "
-            f"--config.model.vocab_size={tokenizer.vocab_size} or more, or choose another tokenizer"
+            f"the tokenizer has {size} ids, its separator included, but model.vocab_size is "
+            f"{config.model.vocab_size}; set --config.model.vocab_size={size} or more, or choose "
+            "another tokenizer (design.tokenizer)"
         )
 
 
@@ -179,11 +181,7 @@ def _fit_encoder(
 
 
 def _print_summary(
-    corpus: SentenceTable,
-    queries: SentenceTable,
-    neighbours: Neighbours,
-    design: DesignConfig,
-    workdir: str | os.PathLike,
+    corpus: SentenceTable, neighbours: Neighbours, design: DesignConfig, workdir: str | os.PathLike
 ) -> None:
     results = neighbours.results
     share = results["queries_with_neighbours"] / max(1, results["queries"])

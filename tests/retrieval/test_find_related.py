@@ -180,6 +180,7 @@ def test_a_vocabulary_that_the_model_does_not_have_is_refused(built, tmp_path):
     config.model = dataclasses.replace(config.model, vocab_size=299)
     with pytest.raises(ConfigError, match=r"tokenizer has 300 ids.*--config.model.vocab_size=300"):
         find_related(config, tmp_path / "run")
+    assert not (tmp_path / "run").exists()
 
 
 def test_a_corpus_of_one_document_is_refused_with_the_way_out(tmp_path):
