@@ -24,7 +24,7 @@ from icl_jax.training.train_state import (
 from tests.training.small import ROBERTA, experiment, random_batch
 
 FACTORISATIONS = [(d, f, 8 // d // f) for d in (1, 2, 4, 8) for f in (1, 2, 4, 8) if d * f <= 8]
-TYPICAL = [(8, 1, 1), (1, 8, 1), (1, 2, 4), (2, 2, 2)]
+TYPICAL = [(8, 1, 1), (2, 2, 2)]  # the others behind -m slow
 
 
 @functools.cache
