@@ -7,6 +7,7 @@ import contextlib
 import errno
 import fcntl
 import json
+import os
 from pathlib import Path
 import shutil
 import uuid
@@ -87,6 +88,8 @@ def beside(path: Path):
     partial = path.parent / f"{path.name}.{uuid.uuid4().hex}{_PARTIAL}"
     try:
         yield partial
+        with partial.open("rb") as file:
+            os.fsync(file.fileno())  # a name must not reach the disk before its content
         partial.replace(path)
     except (OSError, RuntimeError) as error:  # FAISS knows only the second
         if not _disk_is_full(error, path):

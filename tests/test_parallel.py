@@ -70,7 +70,8 @@ def test_workers_end_when_their_parent_is_killed(tmp_path):
     children = wait_for(lambda: [int(path.name) for path in notes.iterdir()], 2)
     parent.send_signal(signal.SIGKILL)
     parent.wait()
-    wait_for(lambda: [child for child in children if not is_running(child)], 2)
+    ended = wait_for(lambda: [child for child in children if not is_running(child)], 2)
+    assert sorted(ended) == sorted(children)
 
 
 def wait_for(look, count: int) -> list:

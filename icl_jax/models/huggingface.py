@@ -4,8 +4,7 @@
 `save` writes a folder that `transformers` opens with `from_pretrained`.
 """
 
-from collections.abc import Collection, Iterator
-import contextlib
+from collections.abc import Collection
 import dataclasses
 import json
 import os
@@ -29,6 +28,7 @@ from icl_jax.models import GPT, Roberta, abstract
 from icl_jax.models import huggingface_format as formats
 from icl_jax.models.huggingface_format import Tensor
 from icl_jax.sharding import variable_sharding, with_auto_axes
+from icl_jax.step_folder import beside, write_json
 
 MAX_FILE_BYTES = 2 * 10**9  # a larger model is written as several files with an index
 OVERRIDES = (
@@ -90,12 +90,12 @@ def save(model: GPT | Roberta, folder: str | os.PathLike, max_file_bytes: int = 
     for file, names in _progress(plan.items(), f"save {folder}", "file"):
         tensors = {name: _gather(params, parts, layer) for name, (parts, layer) in names.items()}
         if writer:
-            with _beside(folder / file) as partial:
+            with beside(folder / file) as partial:
                 safetensors.numpy.save_file(tensors, partial, metadata={"format": "pt"})
     if writer:
         if len(plan) > 1:
-            _write_json(folder / "model.safetensors.index.json", _index(plan))
-        _write_json(folder / "config.json", fields)
+            write_json(folder / "model.safetensors.index.json", _index(plan))
+        write_json(folder / "config.json", fields)
     multihost_utils.sync_global_devices("icl_jax: the folder is written")
 
 
@@ -108,7 +108,7 @@ class TensorFiles:
             raise FolderError(
                 f"{folder} is not a folder; expected config.json and model.safetensors in it"
             )
-        self.config = self._read_json("config.json")
+        self.config = read_json(folder / "config.json")
         if self.config.get("model_type") not in formats.MODEL_TYPES:
             raise FolderError(
                 f"{folder}: model type '{self.config.get('model_type')}' is not supported; "
@@ -229,7 +229,7 @@ class TensorFiles:
     def _find_files(self) -> list[Path]:
         index = self.folder / "model.safetensors.index.json"
         if index.exists() and not (self.folder / "model.safetensors").exists():
-            weight_map = self._read_json(index.name).get("weight_map")
+            weight_map = read_json(index).get("weight_map")
             if not isinstance(weight_map, dict):
                 raise FolderError(f"{index} has no weight_map; download the folder again")
             files = [self.folder / name for name in sorted(set(weight_map.values()))]
@@ -254,16 +254,18 @@ class TensorFiles:
         except (safetensors.SafetensorError, OSError) as error:
             raise FolderError(f"{path} is not a readable safetensors file ({error})") from None
 
-    def _read_json(self, name: str) -> dict:
-        try:
-            content = json.loads((self.folder / name).read_text())
-        except FileNotFoundError:
-            raise FolderError(f"{self.folder} has no {name}; is it a model folder?") from None
-        except ValueError as error:
-            raise FolderError(f"{self.folder / name} is not valid JSON ({error})") from None
-        if not isinstance(content, dict):
-            raise FolderError(f"{self.folder / name} must hold a JSON object")
-        return content
+
+def read_json(file: Path, kind: type = dict):
+    """What a JSON file of a folder holds, an object or a list."""
+    try:
+        content = json.loads(file.read_text())
+    except FileNotFoundError:
+        raise FolderError(f"{file.parent} has no {file.name}; is it a model folder?") from None
+    except ValueError as error:
+        raise FolderError(f"{file} is not valid JSON ({error})") from None
+    if not isinstance(content, kind):
+        raise FolderError(f"{file} must hold a JSON {'list' if kind is list else 'object'}")
+    return content
 
 
 def _source(path: tuple, sources: dict[str, Tensor], config):
@@ -344,18 +346,3 @@ def _progress(items: Collection, what: str, unit: str):
 
 def _dotted(path: tuple) -> str:
     return ".".join(str(part) for part in path)
-
-
-@contextlib.contextmanager
-def _beside(path: Path) -> Iterator[Path]:
-    """A file is written beside its place, synced, and renamed: a partial one is never read."""
-    partial = path.with_name(path.name + ".partial")
-    yield partial
-    with open(partial, "rb") as file:
-        os.fsync(file.fileno())
-    partial.replace(path)
-
-
-def _write_json(path: Path, content: dict) -> None:
-    with _beside(path) as partial:
-        partial.write_text(json.dumps(content, indent=2) + "\n")

@@ -7,7 +7,6 @@ adds them.
 
 import dataclasses
 import hashlib
-import json
 from pathlib import Path
 
 import numpy as np
@@ -16,7 +15,7 @@ from tokenizers import Tokenizer, normalizers
 
 from icl_jax.config import ConfigError, EncoderConfig
 from icl_jax.models import huggingface
-from icl_jax.models.huggingface import FolderError
+from icl_jax.models.huggingface import FolderError, read_json
 
 POOLINGS = ("cls", "max", "mean", "mean_sqrt_len_tokens", "weightedmean", "lasttoken")
 ACTIVATIONS = ("Identity", "Tanh", "ReLU", "GELU")  # of a Dense module, names of torch.nn
@@ -81,7 +80,7 @@ def read_encoder_folder(config: EncoderConfig) -> EncoderFolder:
     network = folder / modules[0][1]
     settings = {}
     for name in sorted(network.glob("sentence_*_config.json")):  # old ones: sentence_roberta_...
-        settings = _read_json(name)
+        settings = read_json(name)
     encoder = _read_network(network, "sentence-transformers", config, settings)
     encoder.poolings = _read_pooling(folder / modules[1][1] / "config.json")
     encoder.after = tuple(_read_layer(kind, folder / path) for kind, path in modules[2:])
@@ -91,7 +90,7 @@ def read_encoder_folder(config: EncoderConfig) -> EncoderFolder:
 
 def _read_modules(folder: Path) -> list[tuple[str, str]]:
     """(kind, subfolder) of each module, in the order that we can run."""
-    entries = _read_json(folder / "modules.json", list)
+    entries = read_json(folder / "modules.json", list)
     modules = [(str(e.get("type")).rsplit(".", 1)[-1], e.get("path", "")) for e in entries]
     kinds = [kind for kind, _ in modules]
     if kinds[:2] != ["Transformer", "Pooling"] or set(kinds[2:]) - {"Dense", "Normalize"}:
@@ -141,12 +140,12 @@ def _max_tokens(folder: Path, config: EncoderConfig, settings: dict, limit: int)
     said = settings.get("max_seq_length")
     file = folder / "tokenizer_config.json"
     if said is None and file.exists():
-        said = _read_json(file).get("model_max_length")
+        said = read_json(file).get("model_max_length")
     return config.max_tokens or min(int(said or limit), limit)
 
 
 def _read_pooling(file: Path) -> tuple[str, ...]:
-    fields = _read_json(file)
+    fields = read_json(file)
     named = fields.get("pooling_mode")
     if named is None:
         named = [mode for field, mode in _OLD_POOLINGS.items() if fields.get(field)] or "mean"
@@ -160,7 +159,7 @@ def _read_pooling(file: Path) -> tuple[str, ...]:
 def _read_layer(kind: str, folder: Path) -> DenseLayer | str:
     if kind == "Normalize":
         return "normalize"
-    fields = _read_json(folder / "config.json")
+    fields = read_json(folder / "config.json")
     activation = fields.get("activation_function", "Tanh").rsplit(".", 1)[-1]
     if activation not in ACTIVATIONS or fields.get("use_residual"):
         residual = " with a residual" if fields.get("use_residual") else ""
@@ -183,20 +182,8 @@ def _read_layer(kind: str, folder: Path) -> DenseLayer | str:
 def _read_prompt(folder: Path, pooling: str) -> str:
     """The text that the folder puts before every sentence by default."""
     file = folder / "config_sentence_transformers.json"
-    fields = _read_json(file) if file.exists() else {}
+    fields = read_json(file) if file.exists() else {}
     prompt = (fields.get("prompts") or {}).get(fields.get("default_prompt_name"), "")
-    if prompt and not _read_json(folder / pooling / "config.json").get("include_prompt", True):
+    if prompt and not read_json(folder / pooling / "config.json").get("include_prompt", True):
         raise ConfigError(f"{file}: a prompt that pooling leaves out is not supported")
     return prompt
-
-
-def _read_json(file: Path, kind: type = dict):
-    try:
-        content = json.loads(file.read_text())
-    except FileNotFoundError:
-        raise FolderError(f"{file} is missing; is the download complete?") from None
-    except ValueError as error:
-        raise FolderError(f"{file} is not valid JSON ({error})") from None
-    if not isinstance(content, kind):
-        raise FolderError(f"{file} must hold a JSON {'list' if kind is list else 'object'}")
-    return content

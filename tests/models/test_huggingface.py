@@ -208,7 +208,7 @@ def test_a_model_is_never_written_over_another(folder):
 
 def test_a_broken_off_export_is_never_read(tmp_path, monkeypatch):
     monkeypatch.setattr(
-        huggingface, "_write_json", lambda *_: (_ for _ in ()).throw(OSError("full"))
+        huggingface, "write_json", lambda *_: (_ for _ in ()).throw(OSError("full"))
     )
     with pytest.raises(OSError, match="full"):
         huggingface.save(make_model(GPT), tmp_path)

@@ -116,7 +116,7 @@ def test_a_tokenizer_of_another_network_is_named(tmp_path):
     [
         ({"1_Pooling/config.json": {"pooling_mode": "sum"}}, ConfigError, "supported are cls, max"),
         ({"modules.json": [{"type": "a.CNN", "path": ""}]}, ConfigError, "has the modules CNN"),
-        ({"1_Pooling/config.json": None}, StageError, "config.json is missing"),
+        ({"1_Pooling/config.json": None}, StageError, "1_Pooling has no config.json"),
         ({"model.safetensors": None}, StageError, "has no model.safetensors"),
         ({"tokenizer.json": []}, StageError, "not a readable tokenizer"),
     ],
