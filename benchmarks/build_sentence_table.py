@@ -20,7 +20,7 @@ from icl_jax.config import CorpusConfig
 from icl_jax.corpus import tokenizers
 from icl_jax.corpus.sentence_table import SentenceTable, build_table
 from icl_jax.corpus.train_tokenizer import sample_sentences, train
-from icl_jax.parallel import count_cores, progress_bar, run_shards
+from icl_jax.parallel import Runner, count_cores, progress_bar, run_shards
 
 VOCAB_SIZE = 8192
 SAMPLE_BYTES = 2_000_000  # of the text, for a tokenizer of our own
@@ -53,18 +53,18 @@ def measure(
     config: CorpusConfig, folder: Path, shard_bytes: int, workers: int, rounds: int
 ) -> None:
     """Both sides in turns."""
-    place = folder / "tokenizer"
+    place, runner = folder / "tokenizer", Runner(workers)
     ours, theirs, megabytes = [], [], 0.0
     for turn in range(rounds):
         table_folder = folder / f"table-{turn}"
-        build = lambda to=table_folder: build_table(config, place, to, shard_bytes, workers)  # noqa: E731
+        build = lambda to=table_folder: build_table(config, place, to, shard_bytes, runner)  # noqa: E731
         ours.append(seconds(build))
         table = SentenceTable.open(table_folder)
         tasks = [(str(table_folder), str(place), shard) for shard in range(table.num_shards)]
         megabytes = sum(table.texts(s).nbytes - 4 * len(table.texts(s)) for s in range(len(tasks)))
         megabytes /= 1e6
         with progress_bar(total=len(tasks), desc="the library alone") as bar:
-            encode = lambda: run_shards(encode_shard, tasks, bar, [1] * len(tasks), workers)  # noqa: B023, E731
+            encode = lambda: run_shards(encode_shard, tasks, bar, [1] * len(tasks), runner)  # noqa: B023, E731
             theirs.append(seconds(encode))
     our_rate, their_rate = (megabytes / float(np.median(times)) for times in (ours, theirs))
     print(f"{len(table):,} sentences, {megabytes:.1f} MB of text, {workers} processes")

@@ -21,9 +21,10 @@ import pyarrow as pa
 
 from icl_jax.config import SearchConfig
 from icl_jax.parallel import count_cores
-from icl_jax.retrieval.duplicates import Signatures, sign
-from icl_jax.retrieval.search import Search
+from icl_jax.retrieval.pool import Pool
+from icl_jax.retrieval.search_shards import Search, open_engine
 from icl_jax.retrieval.selection import Selection
+from icl_jax.retrieval.signatures import Signatures, sign
 from icl_jax.retrieval.vectors import Vectors, normalise
 
 K = 10
@@ -61,7 +62,10 @@ def measure(rows: np.ndarray, rounds: int) -> dict:
     vectors = Vectors(shards)
     with tempfile.TemporaryDirectory() as folder:
         start = time.perf_counter()
-        search = Search(rules(vectors), vectors, Path(folder))
+        selection = rules(vectors)
+        config, place = selection.config, Path(folder)
+        engine = open_engine(selection.pool, config, place, 0, None, count_cores())
+        search = Search(selection, vectors, engine)
         build = time.perf_counter() - start
         flat = faiss.IndexFlatIP(vectors.width)
         for shard in range(len(shards)):
@@ -95,9 +99,9 @@ def measure(rows: np.ndarray, rounds: int) -> dict:
 def rules(vectors: Vectors) -> Selection:
     """Every sentence has words and a document of its own; no threshold."""
     names = pa.array([f"sentence {i}" for i in range(len(vectors))], pa.large_string())
-    signatures, documents = Signatures([sign(names)]), np.arange(len(vectors))
-    config = SearchConfig(neighbours=K, min_similarity=-1.0)
-    return Selection(signatures, signatures, vectors, documents, documents, config)
+    signatures = Signatures([sign(names)])
+    pool = Pool.make(signatures, vectors, documents=np.arange(len(vectors)))
+    return Selection(signatures, pool, SearchConfig(neighbours=K, min_similarity=-1.0))
 
 
 def alternate(
@@ -119,7 +123,7 @@ def read_vectors(args: argparse.Namespace) -> tuple[np.ndarray, str]:
     if args.vectors and not args.quick:
         return np.load(args.vectors, mmap_mode="r"), Path(args.vectors).name
     if args.workdir and not args.quick:
-        from icl_jax.retrieval.find_related import DesignFolders
+        from icl_jax.retrieval.design_folders import DesignFolders
 
         shards = Vectors.open(DesignFolders(args.workdir).corpus_vectors).shards
         return np.concatenate(shards), "sentences of a corpus"

@@ -185,8 +185,37 @@ class SearchConfig:
 
 
 @dataclasses.dataclass
+class ExamplesConfig:
+    """Which sentences share a training example, in which arms of a comparison."""
+
+    # contiguous (regular pretraining), task_only (the queries alone), neighbours_in_context,
+    # random_in_context, neighbours_in_batch, random_in_batch (Levine et al. 2022, section 3.1),
+    # document_path (Shi et al. 2024), shared_entity.
+    arms: tuple[str, ...] = (
+        "contiguous", "neighbours_in_context", "random_in_context", "neighbours_in_batch",
+        "random_in_batch",
+    )  # fmt: skip
+    max_tokens: int = 0  # of an example, special tokens included; 0: sequence_length
+    min_neighbours: int = 1  # a query with fewer is left out of every arm that has queries
+    path_diversity: float = 0.0  # document_path: 0 to 1, penalty for what the last context had
+    entity_documents: int = 20  # shared_entity: a term in more documents than this is not rare
+    # A group is kept only if this model (a Hugging Face folder, or ours by `training.export`) finds
+    # its sentences easier in context than apart, by more than `min_gain` nats per token. "": all.
+    gain_model: str = ""
+    min_gain: float = 0.0
+    # Whose groups are filtered so; those of random and task_only follow neighbours.
+    gain_strategies: tuple[str, ...] = ("neighbours", "shared_entity", "document_path")
+    evaluation_files: tuple[str, ...] = ()  # whose overlap with the examples the data card tells
+    overlap_words: int = 13  # consecutive words in common count as overlap
+    card_samples: int = 100  # examples of each arm that the data card shows
+
+    def problems(self) -> list[str]:
+        return config_problems.examples_problems(self)
+
+
+@dataclasses.dataclass
 class DesignConfig:
-    """From text to related sentences."""
+    """From text to training examples."""
 
     corpus: CorpusConfig = dataclasses.field(default_factory=CorpusConfig)
     # kNN-TAPT: the task's sentences; without files, the corpus is searched with its own sentences.
@@ -194,8 +223,11 @@ class DesignConfig:
     tokenizer: TokenizerConfig = dataclasses.field(default_factory=TokenizerConfig)
     encoder: EncoderConfig = dataclasses.field(default_factory=EncoderConfig)
     search: SearchConfig = dataclasses.field(default_factory=SearchConfig)
+    examples: ExamplesConfig = dataclasses.field(default_factory=ExamplesConfig)
     shard_megabytes: float = 4.0  # of text; what is lost at most when the run is killed
     workers: int = 0  # processes; 0: one for each core. The result does not depend on it
+    runner: str = "local"  # or beam: Apache Beam (extra beam); every worker must see the workdir
+    beam_options: tuple[str, ...] = ()  # as for any Beam pipeline, such as --runner=FlinkRunner
 
     def problems(self) -> list[str]:
         return config_problems.design_problems(self)

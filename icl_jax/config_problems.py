@@ -17,6 +17,12 @@ TEXT_DOCUMENTS = ("file", "block", "line")
 LONG_SENTENCES = ("split", "drop")
 STORES = ("float16", "float32")
 ENGINES = ("faiss", "jax")
+RUNNERS = ("local", "beam")
+ARMS = (
+    "contiguous", "task_only", "neighbours_in_context", "random_in_context", "neighbours_in_batch",
+    "random_in_batch", "document_path", "shared_entity",
+)  # fmt: skip
+GAIN_STRATEGIES = ("contiguous", "neighbours", "shared_entity", "document_path")
 JAX_INDEXES = ("auto", "exact", "approximate")
 MIN_TRAINED_VOCABULARY = 257
 MAX_NEIGHBOURS = 500  # a query is given 2,048 candidates at most
@@ -161,8 +167,31 @@ def search_problems(config) -> list[str]:
     return found
 
 
+def examples_problems(config) -> list[str]:
+    found: list[str] = []
+    for arm in config.arms:
+        require_choice(found, "an entry of arms", arm, ARMS)
+    for strategy in config.gain_strategies:
+        require_choice(found, "an entry of gain_strategies", strategy, GAIN_STRATEGIES)
+    if len(set(config.arms)) < len(config.arms) or not config.arms:
+        found.append(f"arms must be different ones, at least one, got {config.arms}")
+    for name in ("max_tokens", "min_neighbours", "card_samples"):
+        if getattr(config, name) < 0:
+            found.append(f"{name} must be at least 0, got {getattr(config, name)}")
+    require_share(found, config, "path_diversity")
+    require_positive(found, config, "overlap_words")
+    if config.entity_documents < 2:
+        found.append(f"entity_documents must be at least 2, got {config.entity_documents}")
+    if not abs(config.min_gain) < float("inf"):
+        found.append(f"min_gain must be a number, got {config.min_gain}")
+    return found
+
+
 def design_problems(config) -> list[str]:
     found: list[str] = []
+    require_choice(found, "runner", config.runner, RUNNERS)
+    if config.beam_options and config.runner != "beam":
+        found.append(f"beam_options are for runner=beam, but runner is '{config.runner}'")
     if not 0 < config.shard_megabytes <= MAX_SHARD_MEGABYTES:
         found.append(
             f"shard_megabytes must be above 0 and at most {MAX_SHARD_MEGABYTES}, "

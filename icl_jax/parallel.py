@@ -1,51 +1,80 @@
-"""Runs one function on many shards, in processes of this machine, with progress."""
+"""Runs one function on many shards, with progress: in processes of this machine, or by Beam."""
 
 from collections.abc import Callable, Sequence
 import concurrent.futures.process
+import dataclasses
+import functools
 import multiprocessing
 import os
+from pathlib import Path
 import sys
 import threading
 
 from tqdm import tqdm
 
-from icl_jax.config import StageError
+from icl_jax.config import DesignConfig, StageError
+from icl_jax.step_cost import forget_peak, note_worker, peak_of_this_process
+
+
+@dataclasses.dataclass(frozen=True)
+class Runner:
+    """Where the shards of a step are worked on."""
+
+    workers: int = 0  # processes of this machine; 0: one for each core
+    kind: str = "local"
+    options: tuple[str, ...] = ()  # of Beam
+    folder: str = ""  # where workers of Beam leave results; all of them must see it
+
+    @classmethod
+    def of(cls, design: DesignConfig, folder: str | Path = "") -> "Runner":
+        """What a config asks for."""
+        return cls(design.workers, design.runner, tuple(design.beam_options), str(folder))
+
+    @property
+    def threads(self) -> int:
+        """How many threads one process may keep busy."""
+        return self.workers or count_cores()
 
 
 def run_shards(
-    function: Callable, tasks: Sequence[tuple], bar: tqdm, sizes: Sequence[int], workers: int = 0
+    function: Callable, tasks: Sequence[tuple], bar: tqdm, sizes: Sequence[int], runner: Runner
 ) -> list:
-    """`function(*task)` for every task, results in the order of the tasks; 0 workers: all cores.
+    """`function(*task)` for every task, results in the order of the tasks.
 
-    `bar` advances by a task's size when it is done. With one worker all runs in this process. After
-    an error nothing new is begun, what runs is finished, and the error is raised.
+    `function` is one of a module, and its arguments can be pickled. `bar` advances by a task's size
+    when it is done. With one worker all runs in this process. After an error nothing new is begun,
+    what runs is finished, and the error is raised.
     """
-    workers = min(workers or count_cores(), len(tasks))
+    if runner.kind == "beam":
+        from icl_jax import parallel_beam
+
+        return parallel_beam.run(function, tasks, bar, sizes, runner)
+    workers = min(runner.threads, len(tasks))
     if workers <= 1:
         results = []
         for task, size in zip(tasks, sizes, strict=True):
             results.append(function(*task))
             bar.update(size)
         return results
-    pool = concurrent.futures.ProcessPoolExecutor(
-        workers, multiprocessing.get_context("spawn"), initializer=_end_with_parent
-    )
-    with pool:
-        futures = [pool.submit(function, *task) for task in tasks]
-        size_of = dict(zip(futures, sizes, strict=True))
-        try:
-            for future in concurrent.futures.as_completed(futures):
-                future.result()
-                bar.update(size_of[future])
-        except concurrent.futures.process.BrokenProcessPool:
-            raise StageError(
-                f"one of {workers} worker processes was killed, probably for lack of memory; what "
-                "was finished stays. Give the same command again with fewer design.workers"
-            ) from None
-        except BaseException:
-            pool.shutdown(wait=True, cancel_futures=True)
-            raise
-    return [future.result() for future in futures]
+    pool = _pool(runner.threads)
+    futures = [pool.submit(_call, function, task) for task in tasks]
+    size_of = dict(zip(futures, sizes, strict=True))
+    try:
+        for future in concurrent.futures.as_completed(futures):
+            note_worker(*future.result()[1])
+            bar.update(size_of[future])
+    except concurrent.futures.process.BrokenProcessPool:
+        _pool.cache_clear()
+        raise StageError(
+            f"one of {runner.threads} worker processes was killed, probably for lack of memory; "
+            "what was finished stays. Give the same command again with fewer design.workers"
+        ) from None
+    except BaseException:
+        for future in futures:
+            future.cancel()
+        concurrent.futures.wait(futures)
+        raise
+    return [future.result()[0] for future in futures]
 
 
 def progress_bar(**options) -> tqdm:
@@ -57,6 +86,20 @@ def progress_bar(**options) -> tqdm:
 def count_cores() -> int:
     """The cores that this process may use."""
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
+
+
+@functools.lru_cache(maxsize=1)
+def _pool(workers: int) -> concurrent.futures.ProcessPoolExecutor:
+    """Kept from step to step: a new process takes a second to import what it needs."""
+    return concurrent.futures.ProcessPoolExecutor(
+        workers, multiprocessing.get_context("spawn"), initializer=_end_with_parent
+    )
+
+
+def _call(function: Callable, task: tuple) -> tuple:
+    """In a worker: the result, and the most memory that the worker took for it."""
+    forget_peak()
+    return function(*task), peak_of_this_process()
 
 
 def _end_with_parent() -> None:

@@ -1,6 +1,7 @@
 """The folder of one step of a stage: filled file by file, safe to be killed, never mixed up.
 
-`inputs.json` says what the files are made from, `results.json` that the step is complete.
+`inputs.json` says what the files are made from, `results.json` that the step is complete, and
+`cost.json` what its last run took: time and memory, so that it alone is never the same twice.
 """
 
 import contextlib
@@ -14,6 +15,7 @@ import uuid
 
 from icl_jax.config import StageError
 from icl_jax.config_tree import differences
+from icl_jax.step_cost import StepCost
 
 _PARTIAL = ".partial"
 _SHOWN = 5  # differences in one message
@@ -39,6 +41,9 @@ class StepFolder:
         else:  # nothing is there that could be mixed up
             path.mkdir(parents=True, exist_ok=True)
             write_json(held, inputs)
+        if self.results is None:
+            self._resumed = any(child != held for child in path.iterdir())
+            self._cost = StepCost()
 
     @property
     def results(self) -> dict | None:
@@ -46,7 +51,8 @@ class StepFolder:
         return read_results(self.path)
 
     def complete(self, results: dict) -> None:
-        """Marks the step as done; call it when every file is there."""
+        """Marks the step as done; call it once, when every file is there."""
+        write_json(self.path / "cost.json", self._cost.end(self._resumed))
         write_json(self.path / "results.json", results)
 
 

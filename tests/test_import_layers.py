@@ -9,7 +9,16 @@ PACKAGE = Path(__file__).parents[1] / "icl_jax"
 
 # A module may import from its own layer and from those before it.
 LAYERS = [
-    {"config", "config_problems", "config_tree", "sharding", "step_folder", "parallel"},
+    {
+        "config",
+        "config_problems",
+        "config_tree",
+        "sharding",
+        "step_cost",
+        "step_folder",
+        "parallel",
+        "parallel_beam",
+    },
     {"corpus", "models", "data"},
     {"retrieval"},
     {"example_design"},
@@ -26,7 +35,7 @@ APART = {"corpus", "models", "data", "theory", "sandboxes"}  # neighbours that d
 HEAVY = {
     "faiss": {"retrieval/search_faiss.py"},
     "tensorflow": set(),
-    "apache_beam": {"example_design/build_with_beam.py"},
+    "apache_beam": {"parallel_beam.py"},
     "torch": set(),
     "transformers": set(),
     "sentence_transformers": set(),
@@ -87,5 +96,17 @@ def test_heavy_libraries_stay_in_their_one_module():
 
 def test_the_package_and_its_flags_import_without_jax():
     code = "import icl_jax, icl_jax.main, sys; print({'jax', 'flax', 'numpy'} & set(sys.modules))"
+    run = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert run.stdout.strip() == "set()"
+
+
+def test_workers_import_what_they_run_without_jax():
+    """Every step starts workers anew: JAX would cost each of them seconds and 200 MB."""
+    design = ("contiguous", "document_duplicates", "document_graph", "document_path", "overlap",
+              "random_groups", "records", "related", "shared_entity", "task_only")  # fmt: skip
+    modules = ["corpus.sentence_shards", "retrieval.signatures", "retrieval.search_shards"]
+    modules += [f"example_design.{name}" for name in design]
+    code = "import sys; " + "; ".join(f"import icl_jax.{name}" for name in modules)
+    code += "; print({'jax', 'sklearn', 'apache_beam'} & set(sys.modules))"
     run = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert run.stdout.strip() == "set()"

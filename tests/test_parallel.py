@@ -9,7 +9,7 @@ import time
 import pytest
 
 from icl_jax.config import StageError
-from icl_jax.parallel import progress_bar, run_shards
+from icl_jax.parallel import Runner, progress_bar, run_shards
 
 
 def square(number: int) -> tuple[int, int]:
@@ -22,21 +22,21 @@ def square(number: int) -> tuple[int, int]:
 def test_results_come_in_the_order_of_the_tasks(workers):
     tasks = [(3,), (1,), (2,)]
     with progress_bar(total=6, disable=True) as bar:
-        results = run_shards(square, tasks, bar, sizes=[3, 1, 2], workers=workers)
+        results = run_shards(square, tasks, bar, sizes=[3, 1, 2], runner=Runner(workers))
     assert [value for value, _ in results] == [9, 1, 4]
     assert (os.getpid() in {process for _, process in results}) == (workers == 1)
 
 
 def test_progress_counts_the_sizes():
     with progress_bar(total=10, initial=4, file=open(os.devnull, "w")) as bar:
-        run_shards(square, [(1,), (2,)], bar, sizes=[5, 1], workers=1)
+        run_shards(square, [(1,), (2,)], bar, sizes=[5, 1], runner=Runner(1))
         assert bar.n == 10
 
 
 @pytest.mark.parametrize("workers", [1, 2])
 def test_the_error_of_a_shard_reaches_the_caller_as_it_is(workers):
     with progress_bar(disable=True) as bar, pytest.raises(StageError, match="-1 is below 0"):
-        run_shards(square, [(1,), (-1,), (2,)], bar, sizes=[1, 1, 1], workers=workers)
+        run_shards(square, [(1,), (-1,), (2,)], bar, sizes=[1, 1, 1], runner=Runner(workers))
 
 
 def die(number: int) -> None:
@@ -45,12 +45,12 @@ def die(number: int) -> None:
 
 def test_a_worker_that_was_killed_is_told():
     with progress_bar(disable=True) as bar, pytest.raises(StageError, match="lack of memory"):
-        run_shards(die, [(1,), (2,)], bar, sizes=[1, 1], workers=2)
+        run_shards(die, [(1,), (2,)], bar, sizes=[1, 1], runner=Runner(2))
 
 
 SLEEPY = """
 import os, sys, time
-from icl_jax.parallel import progress_bar, run_shards
+from icl_jax.parallel import Runner, progress_bar, run_shards
 
 def sleep(number):
     open(f"{sys.argv[1]}/{os.getpid()}", "w").close()
@@ -58,7 +58,7 @@ def sleep(number):
 
 if __name__ == "__main__":
     with progress_bar(disable=True) as bar:
-        run_shards(sleep, [(0,), (1,)], bar, sizes=[1, 1], workers=2)
+        run_shards(sleep, [(0,), (1,)], bar, sizes=[1, 1], runner=Runner(2))
 """
 
 

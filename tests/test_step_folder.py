@@ -2,12 +2,16 @@
 
 import errno
 import json
+from pathlib import Path
 import subprocess
 import sys
+import time
 
+import numpy as np
 import pytest
 
 from icl_jax.config import StageError
+from icl_jax.parallel import Runner, progress_bar, run_shards
 from icl_jax.step_folder import (
     StepFolder,
     alone_in,
@@ -25,6 +29,54 @@ def test_a_folder_is_taken_up_again_by_the_same_inputs(tmp_path):
     StepFolder(tmp_path / "step", inputs).complete({"count": 7})
     assert StepFolder(tmp_path / "step", inputs).results == {"count": 7}
     assert read_results(tmp_path / "none") is None
+
+
+def test_a_complete_step_tells_its_time_and_its_peak_of_memory(tmp_path):
+    started = time.perf_counter()
+    around = StepFolder(tmp_path / "around", {})
+    large = np.ones(60_000_000, np.uint8)
+    step = StepFolder(tmp_path / "step", {})
+    larger = np.ones(200_000_000, np.uint8)
+    del large, larger
+    time.sleep(0.2)
+    step.complete({})
+    after = StepFolder(tmp_path / "after", {})
+    after.complete({})
+    around.complete({})
+    whole = time.perf_counter() - started
+    cost = {
+        name: json.loads((tmp_path / name / "cost.json").read_text())
+        for name in ("around", "step", "after")
+    }
+    assert cost["step"]["seconds"] >= 0.2 and not cost["step"]["resumed"]
+    assert sum(each["seconds"] for each in cost.values()) < whole + 0.02  # nothing counted twice
+    assert cost["around"]["peak_memory_gigabytes"] >= cost["step"]["peak_memory_gigabytes"]
+    if Path("/proc/self/clear_refs").exists():
+        more = cost["step"]["peak_memory_gigabytes"] - cost["after"]["peak_memory_gigabytes"]
+        assert 0.2 < more < 0.4
+
+
+def test_the_memory_of_workers_is_counted(tmp_path):
+    step = StepFolder(tmp_path, {})
+    with progress_bar(disable=True) as bar:
+        run_shards(take_memory, [(0,), (1,)], bar, [1, 1], Runner(2))
+    step.complete({})
+    cost = json.loads((tmp_path / "cost.json").read_text())
+    assert cost["peak_memory_gigabytes"] > cost["largest_process_gigabytes"] > 0.3
+
+
+def take_memory(number: int) -> int:
+    return len(b"x" * 300_000_000)
+
+
+def test_a_step_that_went_on_says_so_and_a_complete_one_keeps_what_it_said(tmp_path):
+    StepFolder(tmp_path, {})
+    (tmp_path / "shard").write_text("made before")
+    StepFolder(tmp_path, {}).complete({})
+    told = (tmp_path / "cost.json").read_text()
+    assert json.loads(told)["resumed"]
+    StepFolder(tmp_path, {})
+    assert (tmp_path / "cost.json").read_text() == told
 
 
 def test_other_inputs_are_refused_and_named(tmp_path):

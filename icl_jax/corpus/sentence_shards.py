@@ -3,7 +3,6 @@
 from collections import Counter
 from collections.abc import Sequence
 import dataclasses
-import functools
 import hashlib
 import json
 from pathlib import Path
@@ -16,7 +15,7 @@ from icl_jax.corpus.documents import BadDocument, Document, read_documents
 from icl_jax.corpus.long_sentences import TokenisedSentences, tokenise_sentences
 from icl_jax.corpus.sentences import split_document
 from icl_jax.corpus.shards import Shard
-from icl_jax.corpus.tokenizers import Tokenizer
+from icl_jax.corpus.tokenizers import open_tokenizer
 from icl_jax.step_folder import beside, write_json
 
 SENTENCES = "sentences-{:05d}.arrow"
@@ -51,7 +50,7 @@ def make_shard(
         counts += dropped
         sizes.append(len(own))
         found.append(document._replace(text=""))
-    tokenised = tokenise_sentences(sentences, _tokenizer(tokenizer, fingerprint), config)
+    tokenised = tokenise_sentences(sentences, open_tokenizer(tokenizer, fingerprint), config)
     counts["long"] = tokenised.dropped
     checksum = _write_table(Path(folder) / SENTENCES.format(index), _sentences(tokenised, sizes))
     _write_table(Path(folder) / DOCUMENTS.format(index), _documents(found))
@@ -72,12 +71,6 @@ def read_summary(folder: Path, index: int) -> ShardSummary | None:
     """The summary of a finished shard, or None."""
     file = folder / _SUMMARY.format(index)
     return ShardSummary(**json.loads(file.read_text())) if file.exists() else None
-
-
-@functools.lru_cache(maxsize=1)
-def _tokenizer(folder: str, fingerprint: str) -> Tokenizer:
-    """Kept from shard to shard; the fingerprint is there to notice another one in that folder."""
-    return Tokenizer.open(Path(folder))
 
 
 def _sentences(tokenised: TokenisedSentences, sizes: Sequence[int]) -> pa.RecordBatch:

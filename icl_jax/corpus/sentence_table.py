@@ -23,7 +23,7 @@ from icl_jax.corpus.sentences import RULES_VERSION
 from icl_jax.corpus.shards import plan_shards
 from icl_jax.corpus.table_results import add_up, check_bad_documents, check_sentences
 from icl_jax.corpus.tokenizers import Tokenizer
-from icl_jax.parallel import progress_bar, run_shards
+from icl_jax.parallel import Runner, progress_bar, run_shards
 from icl_jax.step_folder import StepFolder, read_results
 
 _FIRST_SHARDS = 16
@@ -97,7 +97,15 @@ class SentenceTable:
     @functools.cached_property
     def documents(self) -> np.ndarray:
         """Of every sentence, the id of its document."""
-        return self._column("document") + np.repeat(self.document_starts[:-1], np.diff(self.starts))
+        documents = np.repeat(self.document_starts[:-1], np.diff(self.starts))
+        documents += self._column("document")
+        return documents
+
+    @functools.cached_property
+    def lengths(self) -> np.ndarray:
+        """Of every sentence, how many tokens it has (int32)."""
+        lengths = [np.diff(offsets) for _, offsets in self._tokens]
+        return np.concatenate([np.empty(0, np.int32), *lengths])
 
     @functools.cached_property
     def positions(self) -> np.ndarray:
@@ -138,12 +146,20 @@ class SentenceTable:
         return batches
 
 
+@functools.lru_cache(maxsize=2)
+def open_table(folder: str, fingerprint: str) -> SentenceTable:
+    """As `SentenceTable.open`, kept from shard to shard; another fingerprint is another table."""
+    table = SentenceTable.open(Path(folder))
+    assert table.fingerprint == fingerprint, f"{folder} changed while it was read"
+    return table
+
+
 def build_table(
     config: CorpusConfig,
     tokenizer_folder: Path,
     folder: Path,
     shard_bytes: int,
-    workers: int,
+    runner: Runner,
     field: str = "design.corpus",
 ) -> SentenceTable:
     """Builds the table of a corpus, or goes on with it; a complete one is only opened.
@@ -159,7 +175,7 @@ def build_table(
             for index, shard in enumerate(shards)
         ]
         check = functools.partial(check_bad_documents, config=config, folder=folder, field=field)
-        summaries = _make_shards(tasks, [shard.bytes for shard in shards], folder, workers, check)
+        summaries = _make_shards(tasks, [shard.bytes for shard in shards], folder, runner, check)
         check_sentences(summaries, field)
         step.complete(add_up(summaries))
     return SentenceTable.open(folder)
@@ -179,7 +195,7 @@ def _inputs(config: CorpusConfig, tokenizer: str, shard_bytes: int, field: str) 
 
 
 def _make_shards(
-    tasks: list[tuple], sizes: list[int], folder: Path, workers: int, check: Callable
+    tasks: list[tuple], sizes: list[int], folder: Path, runner: Runner, check: Callable
 ) -> list[ShardSummary]:
     """Makes what is not made yet; the first shards by themselves, to stop early if they are bad."""
     summaries = [read_summary(folder, index) for index in range(len(tasks))]
@@ -189,7 +205,7 @@ def _make_shards(
         for stop in (_FIRST_SHARDS, len(tasks)):
             left = [i for i in range(min(stop, len(tasks))) if summaries[i] is None]
             left_sizes = [sizes[i] for i in left]
-            made = run_shards(make_shard, [tasks[i] for i in left], bar, left_sizes, workers)
+            made = run_shards(make_shard, [tasks[i] for i in left], bar, left_sizes, runner)
             for i, summary in zip(left, made, strict=True):
                 summaries[i] = summary
             check(summaries[:stop], complete=stop >= len(tasks))

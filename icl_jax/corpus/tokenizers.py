@@ -4,6 +4,7 @@ No text ever becomes a special token: `<|endoftext|>` in a document is encoded l
 """
 
 from collections.abc import Sequence
+import functools
 import hashlib
 import json
 import os
@@ -24,6 +25,7 @@ NEW_SEPARATOR = "<|separator|>"
 UNUSED_TOKENS = ("madeupword0000", "[unused0]")  # RoBERTa, BERT: in the vocabulary, in no text
 # Role -> its names in the files of Hugging Face, and the tokens that are known to have it.
 _ROLES = {
+    "begin_of_text": (("cls_token", "bos_token"), ("<s>", "[CLS]")),
     "end_of_text": (("eos_token", "sep_token"), ("</s>", "[SEP]", "<|endoftext|>")),
     "padding": (("pad_token",), ("<|padding|>", "<pad>", "[PAD]")),
     "mask": (("mask_token",), ("<|mask|>", "<mask>", "[MASK]")),
@@ -39,6 +41,7 @@ class Tokenizer:
         library: tokenizers.Tokenizer,
         separator_id: int,
         end_of_text_id: int,
+        begin_of_text_id: int | None = None,
         padding_id: int | None = None,
         mask_id: int | None = None,
     ):
@@ -47,6 +50,7 @@ class Tokenizer:
         library.encode_special_tokens = True  # as text, that is
         self.library = library
         self.separator_id = separator_id
+        self.begin_of_text_id = begin_of_text_id  # None: an example begins with its first sentence
         self.end_of_text_id = end_of_text_id
         self.padding_id = padding_id
         self.mask_id = mask_id
@@ -100,6 +104,15 @@ class Tokenizer:
         return self.library.decode(np.asarray(tokens).tolist(), skip_special_tokens=False)
 
 
+@functools.lru_cache(maxsize=1)
+def open_tokenizer(folder: str, fingerprint: str) -> Tokenizer:
+    """As `Tokenizer.open`, kept from shard to shard, with the words that it has seen.
+
+    The fingerprint is there to notice another one in that folder.
+    """
+    return Tokenizer.open(Path(folder))
+
+
 def load(folder: str | Path, separator: str = "") -> Tokenizer:
     """A published tokenizer: `tokenizer.json`, or `vocab.json` and `merges.txt`."""
     folder = Path(folder)
@@ -113,6 +126,8 @@ def load(folder: str | Path, separator: str = "") -> Tokenizer:
             f"its tokenizer_config.json, or one of {', '.join(_ROLES['end_of_text'][1])} among "
             "its tokens"
         )
+    if ids["begin_of_text_id"] == ids["end_of_text_id"]:
+        ids["begin_of_text_id"] = None  # GPT-2 names one token for both
     unused = next((token for token in UNUSED_TOKENS if token in vocabulary), NEW_SEPARATOR)
     separator = separator or unused
     if separator not in vocabulary:

@@ -43,7 +43,7 @@ def train(texts: Iterable[str], vocab_size: int) -> Tokenizer:
             f"only {reached} tokens ({MIN_VOCAB_SIZE} is the least); add text{lower}"
         )
     end_of_text, separator, padding, mask = map(library.token_to_id, SPECIAL_TOKENS)
-    return Tokenizer(library, separator, end_of_text, padding, mask)
+    return Tokenizer(library, separator, end_of_text, padding_id=padding, mask_id=mask)
 
 
 def sample_sentences(

@@ -1,22 +1,40 @@
 """Vectors of a whole sentence table, shard by shard: what is finished is never made again."""
 
 from collections.abc import Callable
+import functools
+import json
 from pathlib import Path
+import threading
 
+from jax.sharding import Mesh
 import numpy as np
 
-from icl_jax.config import EncoderConfig, StageError
-from icl_jax.corpus.sentence_table import SentenceTable
-from icl_jax.parallel import progress_bar
-from icl_jax.retrieval.encoders import Encoder
+from icl_jax.config import EncoderConfig, MeshConfig, StageError
+from icl_jax.config_tree import from_dict, to_dict
+from icl_jax.corpus.sentence_table import SentenceTable, open_table
+from icl_jax.parallel import Runner, progress_bar, run_shards
+from icl_jax.retrieval.encoders import Encoder, open_encoder
 from icl_jax.retrieval.vectors import Vectors, save_shard, shard_file
+from icl_jax.sharding import make_mesh
 from icl_jax.step_folder import StepFolder, require_space
+
+_opening = threading.Lock()  # a worker may have threads, and opens an encoder once for all
 
 
 def embed_table(
-    table: SentenceTable, encoder: Encoder, config: EncoderConfig, folder: Path
+    table: SentenceTable,
+    encoder: Encoder,
+    config: EncoderConfig,
+    folder: Path,
+    runner: Runner | None = None,
+    mesh: Mesh | None = None,
+    fitted: Path | None = None,
 ) -> Vectors:
-    """The vectors of all sentences; shards that are there already are kept."""
+    """The vectors of all sentences; shards that are there already are kept.
+
+    Here the shards have the encoder's devices one after the other. Workers of Beam open an encoder
+    of their own, from `config` and `fitted` as in `open_encoder`, on a mesh cut as `mesh`.
+    """
     inputs = {"sentences": table.fingerprint, "encoder": encoder.identity, "store": config.store}
     step = StepFolder(folder, inputs)
     if step.results is None:
@@ -28,8 +46,16 @@ def embed_table(
         with progress_bar(
             desc="embed", unit=" sentences", total=len(table), initial=len(table) - left
         ) as bar:
-            for shard in missing:
-                embed_shard(table, shard, encoder, config.store, folder, bar.update)
+            if runner and runner.kind == "beam":
+                opened = _describe(encoder, config, mesh, fitted)
+                tasks = [
+                    (str(table.folder), table.fingerprint, shard, opened, config.store, str(folder))
+                    for shard in missing
+                ]
+                run_shards(embed_in_worker, tasks, bar, sizes[missing].tolist(), runner)
+            else:
+                for shard in missing:
+                    embed_shard(table, shard, encoder, config.store, folder, bar.update)
         step.complete(
             {
                 "num_shards": table.num_shards,
@@ -63,3 +89,41 @@ def embed_shard(
             f"{shard}); {fix}. The sentence: {table.text(sentence)!r}"
         )
     save_shard(folder, shard, stored)
+
+
+def embed_in_worker(
+    table: str, fingerprint: str, shard: int, encoder: str, store: str, folder: str
+) -> None:
+    """As `embed_shard`, of names alone; table and encoder stay open for the next shard."""
+    with _opening:
+        opened = open_table(table, fingerprint), _open_encoder(encoder)
+    embed_shard(opened[0], shard, opened[1], store, Path(folder))
+
+
+def _describe(
+    encoder: Encoder, config: EncoderConfig, mesh: Mesh | None, fitted: Path | None
+) -> str:
+    """All that a worker needs to open the same encoder, on all devices of its own."""
+    axes = None if mesh is None else MeshConfig(-1, mesh.shape["fsdp"], mesh.shape["tensor"])
+    return json.dumps(
+        {
+            "config": to_dict(config),
+            "mesh": axes and to_dict(axes),
+            "fitted": fitted and str(fitted),
+            "identity": encoder.identity,
+        }
+    )
+
+
+@functools.lru_cache(maxsize=1)
+def _open_encoder(described: str) -> Encoder:
+    told = json.loads(described)
+    config = from_dict(told["config"])
+    mesh = told["mesh"] and make_mesh(from_dict(told["mesh"]))
+    encoder = open_encoder(config, mesh, told["fitted"] and Path(told["fitted"]))
+    if encoder.identity != told["identity"]:
+        raise StageError(
+            f"{config.folder or told['fitted']} holds another encoder for a worker than for the "
+            "process that started it; expected the same files under that path on every machine"
+        )
+    return encoder

@@ -18,69 +18,57 @@ from icl_jax.corpus.sentence_table import SentenceTable, build_table
 from icl_jax.corpus.sentences import RULES_VERSION
 from icl_jax.corpus.tokenizers import Tokenizer, load
 from icl_jax.corpus.train_tokenizer import sample_sentences, train
+from icl_jax.retrieval.design_folders import DesignFolders, shard_bytes_of
 from icl_jax.retrieval.embeddings import embed_table
 from icl_jax.retrieval.encoders import Encoder, fit_tfidf, open_encoder
 from icl_jax.retrieval.neighbours import Neighbours
 from icl_jax.retrieval.search import check_search, find_neighbours
 from icl_jax.sharding import make_mesh
-from icl_jax.step_folder import StepFolder, alone_in, write_json
+from icl_jax.step_folder import StepFolder, write_json
 
 
-class DesignFolders:
-    """Where the steps of the design stage lie in a workdir."""
-
-    def __init__(self, workdir: str | os.PathLike):
-        self.path = Path(workdir) / "design"
-        self.config = self.path / "config.json"
-        self.tokenizer = self.path / "tokenizer"
-        self.corpus = self.path / "corpus"
-        self.queries = self.path / "queries"  # not there where the corpus is searched with itself
-        self.encoder = self.path / "encoder"  # not there where the encoder is a published one
-        self.corpus_vectors = self.path / "corpus_vectors"
-        self.query_vectors = self.path / "query_vectors"
-        self.neighbours = self.path / "neighbours"
-
-
-def find_related(config: ExperimentConfig, workdir: str | os.PathLike) -> Neighbours:
-    """Runs what is not complete yet: tokenizer, sentences, vectors, neighbours."""
-    _check(config, workdir)
-    with alone_in(DesignFolders(workdir).path):
-        return _find_related(config, workdir)
-
-
-def _find_related(config: ExperimentConfig, workdir: str | os.PathLike) -> Neighbours:
+def find_related(
+    config: ExperimentConfig, workdir: str | os.PathLike, neighbours: bool = True
+) -> Neighbours | None:
+    """Runs what is not complete yet: tokenizer, sentences; if asked for, vectors, neighbours."""
+    check_design(config, workdir)
     design, folders = config.design, DesignFolders(workdir)
-    on_devices = design.encoder.folder or design.search.engine == "jax"
+    runner = folders.runner(design)
+    on_devices = neighbours and (design.encoder.folder or design.search.engine == "jax")
     mesh = make_mesh(config.mesh) if on_devices else None
-    # What a folder says is read first: a wrong one must not be found after hours.
-    encoder = open_encoder(design.encoder, mesh, None) if design.encoder.folder else None
+    encoder = None
+    if neighbours and design.encoder.folder:
+        # What a folder says is read first: a wrong one must not be found after hours.
+        encoder = open_encoder(design.encoder, mesh, None)
     tokenizer = _prepare_tokenizer(design, folders)
     _check_vocabulary(config, tokenizer.vocab_size)
 
-    corpus = _make_table(design, design.corpus, folders, folders.corpus)
-    _check_documents(corpus, design)
-    queries = corpus
+    corpus = queries = _make_table(design, design.corpus, folders, folders.corpus)
     if design.queries.files:
         queries = _make_table(
             design, design.queries, folders, folders.queries, field="design.queries"
         )
+    write_json(folders.config, to_dict(design))  # of what can be opened from now on
+    if not neighbours:
+        return None
+    _check_documents(corpus, design)
     encoder = encoder or _fit_encoder(design, corpus, folders, mesh, config.seed)
     check_search(len(corpus), encoder.width, design.search, mesh)
 
-    vectors = embed_table(corpus, encoder, design.encoder, folders.corpus_vectors)
+    how = (runner, mesh, folders.encoder)
+    vectors = embed_table(corpus, encoder, design.encoder, folders.corpus_vectors, *how)
     query_vectors = vectors
     if queries is not corpus:
-        query_vectors = embed_table(queries, encoder, design.encoder, folders.query_vectors)
-    write_json(folders.config, to_dict(design))  # of what `show` can open from now on
-    neighbours = find_neighbours(
+        query_vectors = embed_table(queries, encoder, design.encoder, folders.query_vectors, *how)
+    found = find_neighbours(
         queries, query_vectors, corpus, vectors, design.search, folders.neighbours, config.seed,
-        mesh, design.workers, {**encoder.identity, "store": design.encoder.store},
+        mesh, runner, {**encoder.identity, "store": design.encoder.store},
     )  # fmt: skip
-    _print_summary(corpus, neighbours, design, workdir)
-    return neighbours
+    _print_summary(corpus, found, design, workdir)
+    return found
 
 
-def _check(config: ExperimentConfig, workdir: str | os.PathLike) -> None:
+def check_design(config: ExperimentConfig, workdir: str | os.PathLike) -> None:
     """Stops on everything that can be seen from the config alone."""
     found = find_problems(config)
     if not config.design.corpus.files:
@@ -107,7 +95,7 @@ def _check(config: ExperimentConfig, workdir: str | os.PathLike) -> None:
 
 
 def _prepare_tokenizer(design: DesignConfig, folders: DesignFolders) -> Tokenizer:
-    config, shard_bytes = design.tokenizer, _shard_bytes(design)
+    config, shard_bytes = design.tokenizer, shard_bytes_of(design)
     if config.folder:
         tokenizer = load(config.folder, config.separator)
         inputs = {"published": tokenizer.fingerprint}
@@ -141,12 +129,8 @@ def _check_vocabulary(config: ExperimentConfig, size: int) -> None:
 def _make_table(
     design: DesignConfig, files: CorpusConfig, folders: DesignFolders, folder: Path, **field
 ) -> SentenceTable:
-    shard_bytes, workers = _shard_bytes(design), design.workers
-    return build_table(files, folders.tokenizer, folder, shard_bytes, workers, **field)
-
-
-def _shard_bytes(design: DesignConfig) -> int:
-    return max(1, round(design.shard_megabytes * 1e6))
+    shard_bytes, runner = shard_bytes_of(design), folders.runner(design)
+    return build_table(files, folders.tokenizer, folder, shard_bytes, runner, **field)
 
 
 def _check_documents(corpus: SentenceTable, design: DesignConfig) -> None:

@@ -49,9 +49,9 @@ class FaissSearch:
         config: SearchConfig,
         folder: Path,
         seed: int = 0,
-        workers: int = 0,
+        threads: int = 0,
     ):
-        self.vectors, self.ids, self.threads = vectors, ids, workers or count_cores()
+        self.vectors, self.ids, self.threads = vectors, ids, threads or count_cores()
         self.index = choose_index(len(ids), vectors.width, config)
         check_index(self.index, len(ids), vectors.width)
         faiss.omp_set_num_threads(self.threads)

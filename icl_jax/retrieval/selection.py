@@ -9,8 +9,10 @@ import dataclasses
 import numpy as np
 
 from icl_jax.config import SearchConfig
-from icl_jax.retrieval.duplicates import Signatures, exact_duplicates, near_duplicates
-from icl_jax.retrieval.vectors import Vectors
+from icl_jax.retrieval.duplicates import near_duplicates
+from icl_jax.retrieval.pool import Pool
+from icl_jax.retrieval.signatures import Signatures
+from icl_jax.retrieval.vectors import to_float32
 
 _ROWS = 512  # vectors scored at once: they stay in the cache, which makes it three times as fast
 
@@ -36,24 +38,13 @@ class Selected:
 
 
 class Selection:
-    """The rules for one set of queries and one pool; `documents` are the pool's."""
+    """The rules for one set of queries and one pool."""
 
-    def __init__(
-        self,
-        queries: Signatures,
-        pool: Signatures,
-        vectors: Vectors,
-        documents: np.ndarray,
-        query_documents: np.ndarray | None,
-        config: SearchConfig,
-    ):
-        self.queries, self.pool, self.vectors, self.config = queries, pool, vectors, config
-        self.documents, self.query_documents = documents, query_documents
-        self.lengths = np.concatenate([np.linalg.norm(_float32(x), axis=1) for x in vectors.shards])
-        # Of equal sentences only the first is searched for; zero vectors are like nothing.
-        members = np.flatnonzero(self.lengths)
-        self.ids, self.twin_of, self.twins = exact_duplicates(pool.hashes, documents, members)
-        self.zeros, self.duplicates = len(vectors) - len(members), len(members) - len(self.ids)
+    def __init__(self, queries: Signatures, pool: Pool, config: SearchConfig):
+        self.queries, self.pool, self.config = queries, pool, config
+        # Documents of two tables have nothing to do with each other.
+        own = queries is pool.signatures and not config.same_document
+        self.query_documents = pool.documents if own else None
 
     def select(
         self, queries: np.ndarray, query_vectors: np.ndarray, found: np.ndarray, threshold: float
@@ -84,17 +75,18 @@ class Selection:
         """Cosines of each query with its candidates, to the bit the same in any company."""
         order = np.argsort(ids, axis=None)  # as they lie on disk
         sorted_ids, query = ids.ravel()[order], order // ids.shape[1]
-        starts = self.vectors.starts
+        vectors = self.pool.vectors
+        starts = vectors.starts
         ends = np.searchsorted(sorted_ids, starts)
         products = np.empty(ids.size, np.float32)
         for shard in np.flatnonzero(np.diff(ends)):
             for first in range(ends[shard], ends[shard + 1], _ROWS):
                 part = slice(first, min(first + _ROWS, ends[shard + 1]))
-                rows = np.take(self.vectors.shards[shard], sorted_ids[part] - starts[shard], axis=0)
+                rows = np.take(vectors.shards[shard], sorted_ids[part] - starts[shard], axis=0)
                 # Not a matrix product: its rounding would depend on how many rows there are.
-                products[part] = np.vecdot(query_vectors[query[part]], _float32(rows))
+                products[part] = np.vecdot(query_vectors[query[part]], to_float32(rows))
         similarities = np.empty(ids.size, np.float32)
-        similarities[order] = products / self.lengths[sorted_ids]
+        similarities[order] = products / self.pool.lengths[sorted_ids]
         return similarities.reshape(ids.shape)
 
     def _stand_ins(
@@ -103,17 +95,18 @@ class Selection:
         """Candidates in the query's own document give way to their equals elsewhere."""
         ids = np.maximum(found, 0)
         allowed = found >= 0
-        own = allowed & (self.pool.hashes[ids] == self.queries.hashes[queries][:, None])
+        own = allowed & (self.pool.signatures.hashes[ids] == self.queries.hashes[queries][:, None])
         allowed &= ~own
         counts = {"same_words": own.sum(axis=1)}
-        if self.query_documents is None or self.config.same_document:
+        if self.query_documents is None:
             return ids, allowed, counts
-        inside = allowed & (self.documents[ids] == self.query_documents[queries][:, None])
-        place = np.minimum(np.searchsorted(self.twin_of, ids[inside]), len(self.twin_of) - 1)
-        if len(self.twin_of):
-            has_twin = self.twin_of[place] == ids[inside]
+        inside = allowed & (self.pool.documents[ids] == self.query_documents[queries][:, None])
+        twin_of, twins = self.pool.twins
+        place = np.minimum(np.searchsorted(twin_of, ids[inside]), len(twin_of) - 1)
+        if len(twin_of):
+            has_twin = twin_of[place] == ids[inside]
             row, column = np.nonzero(inside)
-            ids[row[has_twin], column[has_twin]] = self.twins[place[has_twin]]
+            ids[row[has_twin], column[has_twin]] = twins[place[has_twin]]
             inside[row[has_twin], column[has_twin]] = False
         counts["same_document"] = inside.sum(axis=1)
         return ids, allowed & ~inside, counts
@@ -139,7 +132,7 @@ class Selection:
             rows = rows[~near]
             row, rank = np.nonzero(np.arange(most) < size[rows, None])
             row = rows[row]
-            near = self._near(self.pool, ids[row, taken[row, rank]], ids[row, column])
+            near = self._near(self.pool.signatures, ids[row, taken[row, rank]], ids[row, column])
             near = np.isin(rows, row[near])
             of_neighbour[rows[near]] += 1
             rows = rows[~near]
@@ -148,16 +141,6 @@ class Selection:
         return taken
 
     def _near(self, signatures: Signatures, ids: np.ndarray, others: np.ndarray) -> np.ndarray:
-        return near_duplicates(signatures, ids, self.pool, others, self.config.duplicate_jaccard)
-
-
-def _float32(vectors: np.ndarray) -> np.ndarray:
-    """As `astype`, which takes several times as long for float16: one number after the other."""
-    if vectors.dtype != np.float16:
-        return vectors.astype(np.float32, copy=False)
-    bits = vectors.view(np.int16).astype(np.int32)
-    bits <<= 13
-    bits &= np.int32(-0x70002000)  # the sign, the five bits of the exponent, the ten that follow
-    out = bits.view(np.float32)
-    out *= np.float32(2.0**112)  # the exponents of the two types count from -15 and from -127
-    return out
+        return near_duplicates(
+            signatures, ids, self.pool.signatures, others, self.config.duplicate_jaccard
+        )

@@ -14,8 +14,8 @@ import numpy as np
 from icl_jax.config import ConfigError, MeshConfig, StageError
 from icl_jax.config_tree import from_dict
 from icl_jax.corpus.sentence_table import SentenceTable
+from icl_jax.retrieval.design_folders import DesignFolders
 from icl_jax.retrieval.encoders import open_encoder
-from icl_jax.retrieval.find_related import DesignFolders
 from icl_jax.retrieval.neighbours import Neighbours
 from icl_jax.retrieval.vectors import Vectors, normalise
 from icl_jax.sharding import make_mesh

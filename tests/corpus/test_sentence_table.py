@@ -22,6 +22,7 @@ from icl_jax.corpus.sentence_table import SentenceTable, build_table
 from icl_jax.corpus.sentences import split_document
 from icl_jax.corpus.tokenizers import Tokenizer
 from icl_jax.corpus.train_tokenizer import sample_sentences, train
+from icl_jax.parallel import Runner
 from tests.corpus import corpora
 
 DOCUMENTS = corpora.make_documents(41)
@@ -44,11 +45,13 @@ def tokenizer_folder(tmp_path_factory, corpus) -> Path:
 @pytest.fixture(scope="module")
 def table(tmp_path_factory, corpus, tokenizer_folder) -> SentenceTable:
     folder = tmp_path_factory.mktemp("table")
-    return build_table(corpus, tokenizer_folder, folder, SHARD_BYTES, 1)
+    return build_table(corpus, tokenizer_folder, folder, SHARD_BYTES, Runner(1))
 
 
 def contents(folder: Path) -> dict[str, bytes]:
-    return {path.name: path.read_bytes() for path in sorted(folder.iterdir())}
+    files = {path.name: path.read_bytes() for path in sorted(folder.iterdir())}
+    files.pop("cost.json", None)  # time and memory
+    return files
 
 
 def test_sentences_are_those_of_the_documents_in_order(corpus, table, tokenizer_folder):
@@ -100,7 +103,7 @@ def test_the_results_count_everything(corpus, table):
 
 
 def test_any_number_of_workers_gives_the_same_bytes(corpus, table, tokenizer_folder, tmp_path):
-    build_table(corpus, tokenizer_folder, tmp_path, SHARD_BYTES, 3)
+    build_table(corpus, tokenizer_folder, tmp_path, SHARD_BYTES, Runner(3))
     assert contents(tmp_path) == contents(table.folder)
 
 
@@ -113,7 +116,7 @@ def test_every_format_gives_the_same_sentences(corpus, table, tokenizer_folder, 
     else:
         file = corpora.write_jsonl(tmp_path / "a.jsonl.gz", DOCUMENTS)
     config = CorpusConfig(files=(str(file),), max_sentence_tokens=11)
-    other = build_table(config, tokenizer_folder, tmp_path / "table", SHARD_BYTES, 1)
+    other = build_table(config, tokenizer_folder, tmp_path / "table", SHARD_BYTES, Runner(1))
     assert other.text_of(range(len(other))) == table.text_of(range(len(table)))
     assert other.documents.tolist() == table.documents.tolist()
 
@@ -132,12 +135,12 @@ def test_a_failure_between_shards_costs_only_what_was_not_finished(
 
     monkeypatch.setattr(sentence_table, "make_shard", failing)
     with pytest.raises(OSError, match="went away"):
-        build_table(corpus, tokenizer_folder, tmp_path, SHARD_BYTES, 1)
+        build_table(corpus, tokenizer_folder, tmp_path, SHARD_BYTES, Runner(1))
     with pytest.raises(StageError, match="no complete sentence table"):
         SentenceTable.open(tmp_path)
     (tmp_path / "sentences-00002.arrow.abc.partial").write_bytes(b"half")
     (tmp_path / "sentences-00003.arrow").write_bytes(b"of a shard whose summary is not there")
-    build_table(corpus, tokenizer_folder, tmp_path, SHARD_BYTES, 1)
+    build_table(corpus, tokenizer_folder, tmp_path, SHARD_BYTES, Runner(1))
     assert made == [0, 1, 2, 2, *range(3, table.num_shards)]
     assert contents(tmp_path) == contents(table.folder)
 
@@ -148,6 +151,7 @@ from pathlib import Path
 from icl_jax.config import CorpusConfig
 from icl_jax.corpus import sentence_table
 from icl_jax.corpus.sentence_shards import make_shard
+from icl_jax.parallel import Runner
 
 def slow(*task):
     time.sleep(0.2)
@@ -155,7 +159,8 @@ def slow(*task):
 
 sentence_table.make_shard = slow
 config = CorpusConfig(files=(sys.argv[1],), max_sentence_tokens=11)
-sentence_table.build_table(config, Path(sys.argv[2]), Path(sys.argv[3]), int(sys.argv[4]), 1)
+tokenizer, folder = Path(sys.argv[2]), Path(sys.argv[3])
+sentence_table.build_table(config, tokenizer, folder, int(sys.argv[4]), Runner(1))
 """
 
 
@@ -167,26 +172,26 @@ def test_a_killed_build_goes_on_to_the_same_bytes(corpus, table, tokenizer_folde
     os.kill(process.pid, signal.SIGKILL)
     process.wait()
     assert not (tmp_path / "results.json").exists()
-    build_table(corpus, tokenizer_folder, tmp_path, SHARD_BYTES, 1)
+    build_table(corpus, tokenizer_folder, tmp_path, SHARD_BYTES, Runner(1))
     assert contents(tmp_path) == contents(table.folder)
 
 
 def test_a_complete_table_is_only_opened(corpus, table, tokenizer_folder, monkeypatch):
     monkeypatch.setattr(sentence_table, "make_shard", None)
-    again = build_table(corpus, tokenizer_folder, table.folder, SHARD_BYTES, 1)
+    again = build_table(corpus, tokenizer_folder, table.folder, SHARD_BYTES, Runner(1))
     assert again.fingerprint == table.fingerprint
 
 
 def test_another_file_or_setting_is_named_and_never_mixed_in(tokenizer_folder, tmp_path):
     file = corpora.write_jsonl(tmp_path / "a.jsonl", DOCUMENTS)
     config = CorpusConfig(files=(str(file),))
-    build_table(config, tokenizer_folder, tmp_path / "table", SHARD_BYTES, 1)
+    build_table(config, tokenizer_folder, tmp_path / "table", SHARD_BYTES, Runner(1))
     with pytest.raises(StageError, match=r"corpus\.language: 'en' there, 'fr' here"):
         other = CorpusConfig(files=(str(file),), language="fr")
-        build_table(other, tokenizer_folder, tmp_path / "table", SHARD_BYTES, 1)
+        build_table(other, tokenizer_folder, tmp_path / "table", SHARD_BYTES, Runner(1))
     corpora.write_jsonl(file, DOCUMENTS[1:])
     with pytest.raises(StageError, match=r"a\.jsonl\.bytes"):
-        build_table(config, tokenizer_folder, tmp_path / "table", SHARD_BYTES, 1)
+        build_table(config, tokenizer_folder, tmp_path / "table", SHARD_BYTES, Runner(1))
 
 
 def test_the_fingerprint_changes_with_any_sentence(table, tokenizer_folder, tmp_path):
@@ -194,7 +199,7 @@ def test_the_fingerprint_changes_with_any_sentence(table, tokenizer_folder, tmp_
     changed[17]["text"] = changed[17]["text"].replace("river", "brook").replace("eats", "hunts")
     file = corpora.write_jsonl(tmp_path / "a.jsonl", changed)
     config = CorpusConfig(files=(str(file),), max_sentence_tokens=11)
-    other = build_table(config, tokenizer_folder, tmp_path / "table", SHARD_BYTES, 1)
+    other = build_table(config, tokenizer_folder, tmp_path / "table", SHARD_BYTES, Runner(1))
     assert other.fingerprint != table.fingerprint
 
 
@@ -204,11 +209,11 @@ def test_few_bad_documents_are_listed_and_many_stop_the_run(tokenizer_folder, tm
         end.write(b'{"body": 1}\n\xff\n{"text": ""}\n')
     strict = CorpusConfig(files=(str(file),), max_bad_share=0.05)
     with pytest.raises(StageError, match=r"3 of 44 documents are bad.*1 x no field 'text'") as stop:
-        build_table(strict, tokenizer_folder, tmp_path / "table", SHARD_BYTES, 1)
+        build_table(strict, tokenizer_folder, tmp_path / "table", SHARD_BYTES, Runner(1))
     listed = tmp_path / "table" / "bad_documents.jsonl"
     assert str(listed) in str(stop.value) and "max_bad_share" in str(stop.value)
     lenient = CorpusConfig(files=(str(file),), max_bad_share=0.1)
-    found = build_table(lenient, tokenizer_folder, tmp_path / "table", SHARD_BYTES, 1)
+    found = build_table(lenient, tokenizer_folder, tmp_path / "table", SHARD_BYTES, Runner(1))
     assert found.num_documents == 41
     entries = [json.loads(line) for line in listed.read_text().splitlines()]
     assert [e["reason"] for e in entries] == ["no field 'text'", "invalid UTF-8", "empty"]
@@ -224,14 +229,16 @@ def test_lost_rows_count_as_bad_documents_in_the_field_they_come_from(tokenizer_
     path.write_bytes(content[:start] + b"\xff" * size + content[start + size :])
     config = CorpusConfig(files=(str(path),), max_bad_share=0.2)
     with pytest.raises(StageError, match=r"10 of 41 documents .* design\.queries\.max_bad") as stop:
-        build_table(config, tokenizer_folder, tmp_path / "t", 1 << 20, 1, field="design.queries")
+        build_table(
+            config, tokenizer_folder, tmp_path / "t", 1 << 20, Runner(1), field="design.queries"
+        )
     assert "10 x unreadable Parquet" in str(stop.value) and "design.corpus" not in str(stop.value)
 
 
 def test_a_table_of_other_rules_is_not_taken(corpus, table, tokenizer_folder, monkeypatch):
     monkeypatch.setattr(sentence_table, "RULES_VERSION", 0)
     with pytest.raises(StageError, match="rules: 1 there, 0 here"):
-        build_table(corpus, tokenizer_folder, table.folder, SHARD_BYTES, 1)
+        build_table(corpus, tokenizer_folder, table.folder, SHARD_BYTES, Runner(1))
 
 
 def test_a_sample_takes_as_much_from_every_shard_it_reads(tmp_path):
@@ -263,7 +270,7 @@ def test_a_corpus_of_the_wrong_field_stops_after_its_first_shards(tokenizer_fold
     corpora.write(tmp_path / "a.jsonl", b'{"body": "This is some text."}\n' * 4000)
     config = CorpusConfig(files=(str(tmp_path / "a.jsonl"),))
     with pytest.raises(StageError, match=r"documents are bad.*no field 'text'"):
-        build_table(config, tokenizer_folder, tmp_path / "table", 3000, 1)
+        build_table(config, tokenizer_folder, tmp_path / "table", 3000, Runner(1))
     done = list((tmp_path / "table").glob("shard-*.json"))
     assert len(done) == sentence_table._FIRST_SHARDS < 4000 * 31 // 3000
 
@@ -273,12 +280,12 @@ def test_a_corpus_without_sentences_says_what_was_dropped(tokenizer_folder, tmp_
     file = corpora.write_jsonl(tmp_path / "a.jsonl", documents)
     with pytest.raises(StageError, match=r"2 documents were read.*2 by 'heading', 1 by 'list'"):
         config = CorpusConfig(files=(str(file),))
-        build_table(config, tokenizer_folder, tmp_path / "table", SHARD_BYTES, 1)
+        build_table(config, tokenizer_folder, tmp_path / "table", SHARD_BYTES, Runner(1))
 
 
 @pytest.mark.parametrize("name", ["sentences-00001.arrow", "documents-00000.arrow"])
 def test_a_truncated_shard_is_named(corpus, tokenizer_folder, tmp_path, name):
-    build_table(corpus, tokenizer_folder, tmp_path, SHARD_BYTES, 1)
+    build_table(corpus, tokenizer_folder, tmp_path, SHARD_BYTES, Runner(1))
     content = (tmp_path / name).read_bytes()
     (tmp_path / name).write_bytes(content[: len(content) // 2])
     with pytest.raises(StageError, match=rf"{name} is damaged.*delete"):

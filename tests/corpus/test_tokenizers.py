@@ -92,7 +92,7 @@ def test_ids_of_the_published_files_equal_those_of_transformers(name, folder):
     real = (data / "wikitext103" / "wiki.test.tokens").read_text().splitlines()[:500]
     assert_ids_equal(data / "tokenizers" / folder, name, NASTY + TEXTS + real)
     special = tuple(tokenizers.load(data / "tokenizers" / folder).special_ids.values())
-    expected = {"gpt2": (50257, 50256, None, None), "roberta-base": (50261, 2, 1, 50264)}
+    expected = {"gpt2": (50257, None, 50256, None, None), "roberta-base": (50261, 0, 2, 1, 50264)}
     assert special == expected[folder]
 
 
@@ -216,7 +216,7 @@ def test_a_bert_tokenizer_loads_with_its_own_ids(tmp_path):
     bert.enable_padding(length=8)
     bert.save(str(tmp_path / "tokenizer.json"))
     tokenizer = tokenizers.load(tmp_path)
-    assert tuple(tokenizer.special_ids.values()) == (1, 4, 0, 5)
+    assert tuple(tokenizer.special_ids.values()) == (1, 3, 4, 0, 5)
     assert rows(tokenizer, ["The otter swims", "[SEP]"]) == [[6, 7, 8, 9], [2, 2, 2]]
 
 

@@ -2,13 +2,11 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from icl_jax.retrieval.duplicates import (
-    Signatures,
-    exact_duplicates,
-    load_signatures,
-    near_duplicates,
-    sign,
-)
+from icl_jax.parallel import Runner
+from icl_jax.retrieval import duplicates
+from icl_jax.retrieval.duplicates import exact_duplicates, near_duplicates
+from icl_jax.retrieval.signatures import Signatures, load_signatures, sign
+from icl_jax.step_folder import read_results
 from tests.retrieval.made_up import jaccard, made_up
 
 
@@ -62,18 +60,43 @@ def test_long_sentences_that_fill_the_sketch_are_compared_exactly():
 def test_the_first_of_equal_sentences_stands_for_all_and_has_a_twin_in_another_document():
     hashes = np.array([7, 9, 7, 7, 9, 5, 5], np.uint64)
     documents = np.array([0, 0, 0, 1, 0, 1, 2])
-    first, twin_of, twins = exact_duplicates(hashes, documents, np.arange(7))
+    everyone = np.ones(7, bool)
+    first, twin_of, twins = exact_duplicates(hashes, documents, everyone)
     assert first.tolist() == [0, 1, 5]
     assert (twin_of.tolist(), twins.tolist()) == ([0, 5], [3, 6])
-    first, twin_of, twins = exact_duplicates(hashes, documents, np.array([1, 2, 3]))
+    first, twin_of, twins = exact_duplicates(hashes, documents, np.isin(np.arange(7), [1, 2, 3]))
     assert (first.tolist(), twin_of.tolist(), twins.tolist()) == ([1, 2], [2], [3])
-    assert [len(x) for x in exact_duplicates(hashes, documents, np.arange(0))] == [0, 0, 0]
+    assert [len(x) for x in exact_duplicates(hashes, documents, ~everyone)] == [0, 0, 0]
+
+
+@pytest.mark.parametrize("at_once", [7, 101, 10_000])
+def test_duplicates_are_the_same_however_many_hashes_are_sorted_at_once(at_once, monkeypatch):
+    monkeypatch.setattr(duplicates, "_SORTED_AT_ONCE", at_once)
+    rng = np.random.default_rng(0)
+    values = rng.integers(0, 2**64, 97, dtype=np.uint64)  # all leading bits occur
+    hashes, documents = rng.choice(values, 1009), np.sort(rng.integers(0, 53, 1009))
+    members = rng.random(1009) < 0.8
+    classes = {}
+    for i in np.flatnonzero(members).tolist():
+        classes.setdefault(hashes[i], []).append(i)
+    pairs = []
+    for ids in classes.values():
+        other = next((i for i in ids if documents[i] != documents[ids[0]]), None)
+        pairs += [] if other is None else [(ids[0], other)]
+    first, of, other = exact_duplicates(hashes, documents, members)
+    assert first.tolist() == sorted(ids[0] for ids in classes.values())
+    assert list(zip(of.tolist(), other.tolist(), strict=True)) == sorted(pairs)
 
 
 def test_signatures_on_disk_are_computed_once_and_by_shard(tmp_path):
     table, _ = made_up(40)
-    loaded = load_signatures(table, tmp_path, workers=2)
+    loaded = load_signatures(table, tmp_path, Runner(2))
+    expected = Signatures([sign(table.texts(shard)) for shard in range(table.num_shards)])
+    for name in ("hashes", "sketches", "sizes"):
+        assert getattr(loaded, name).tolist() == getattr(expected, name).tolist()
+    assert read_results(tmp_path) == {"shards": 3, "sentences": 40}
     (tmp_path / "signatures-00001.arrow").unlink()
+    (tmp_path / "results.json").unlink()  # as if it had been killed before
     table.texts = {1: table.texts(1)}.__getitem__  # the others must not be asked for again
     again = load_signatures(table, tmp_path)
     assert again.hashes.tolist() == loaded.hashes.tolist()

@@ -7,7 +7,9 @@ import pyarrow as pa
 import pytest
 
 from icl_jax.config import EncoderConfig, StageError
+from icl_jax.retrieval import embeddings
 from icl_jax.retrieval.embeddings import embed_shard, embed_table
+from icl_jax.retrieval.encoders import fit_tfidf, open_encoder
 from icl_jax.retrieval.vectors import normalise, shard_file
 from icl_jax.step_folder import read_results
 
@@ -101,3 +103,16 @@ def test_a_disk_that_is_too_small_stops_before_the_first_sentence(tmp_path, monk
     with pytest.raises(StageError, match="6 sentence vectors will take"):
         embed_table(Table(), encoder, EncoderConfig(), tmp_path)
     assert encoder.seen == []
+
+
+def test_a_worker_that_sees_another_encoder_stops(tmp_path):
+    config = EncoderConfig(tfidf_dim=3)
+    for name, text in (("here", "river mill bridge"), ("there", "harbour town guild")):
+        fit_tfidf(text.split(), config, tmp_path / name, seed=0)
+    encoder = open_encoder(config, None, tmp_path / "here")
+    told = embeddings._describe(encoder, config, None, tmp_path / "there")
+    with pytest.raises(StageError, match="another encoder for a worker"):
+        embeddings._open_encoder(told)
+    told = embeddings._describe(encoder, config, None, tmp_path / "here")
+    assert embeddings._open_encoder(told).identity == encoder.identity
+    assert embeddings._open_encoder(told) is embeddings._open_encoder(told)  # kept

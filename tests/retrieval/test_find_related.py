@@ -3,6 +3,7 @@
 import dataclasses
 import json
 from pathlib import Path
+import pickle
 import shutil
 import subprocess
 import sys
@@ -15,6 +16,7 @@ from icl_jax.config import (
     ConfigError,
     CorpusConfig,
     DesignConfig,
+    EncoderConfig,
     ExperimentConfig,
     MeshConfig,
     SearchConfig,
@@ -22,8 +24,11 @@ from icl_jax.config import (
     TokenizerConfig,
 )
 from icl_jax.corpus.sentence_table import SentenceTable
-from icl_jax.retrieval.find_related import DesignFolders, find_related
+from icl_jax.retrieval.design_folders import DesignFolders
+from icl_jax.retrieval.find_related import find_related
 from icl_jax.retrieval.show import main as show
+from icl_jax.step_folder import read_results
+from tests.retrieval.small_encoder import make_sentence_folder
 
 ROOT = Path(__file__).parents[2]
 TRADES = ("painter", "miller", "glazier", "surveyor", "organist", "weaver", "locksmith")
@@ -75,8 +80,13 @@ def contents(workdir: Path) -> dict[str, bytes]:
     design = DesignFolders(workdir).path
     files = sorted(path for path in design.rglob("*") if path.is_file())
     kept = {str(path.relative_to(design)): path.read_bytes() for path in files}
-    kept.pop("neighbours/results.json", None)  # seconds and memory
-    return kept
+    return {name: content for name, content in kept.items() if not name.endswith("cost.json")}
+
+
+def different(workdir: Path, other: Path) -> list[str]:
+    """The files that are not the same in two workdirs."""
+    a, b = contents(workdir), contents(other)
+    return sorted(name for name in a.keys() | b.keys() if a.get(name) != b.get(name))
 
 
 def test_a_sentence_finds_what_another_document_says_in_other_words(built):
@@ -108,10 +118,7 @@ def test_a_complete_stage_is_not_run_again(built, capsys):
 def test_the_files_do_not_depend_on_the_number_of_workers(built, tmp_path):
     file, workdir = built
     find_related(experiment(file, workers=3), tmp_path / "run")
-    expected, got = contents(workdir), contents(tmp_path / "run")
-    expected.pop("config.json"), got.pop("config.json")  # says how many workers
-    assert expected.keys() == got.keys()
-    assert [name for name in expected if expected[name] != got[name]] == []
+    assert different(workdir, tmp_path / "run") == ["config.json"]  # says how many workers
 
 
 def test_a_changed_corpus_is_named_and_nothing_is_mixed(built, tmp_path):
@@ -199,30 +206,63 @@ def test_an_empty_corpus_is_told(tmp_path):
         find_related(experiment(text, corpus=corpus, tokenizer=tokenizer), tmp_path / "run")
 
 
+KILLED = """
+import pickle, sys
+from icl_jax.retrieval.find_related import find_related
+
+if __name__ == "__main__":
+    find_related(pickle.loads(bytes.fromhex(sys.argv[1])), sys.argv[2])
+"""
+
+
+def kill_at(mark: Path, config: ExperimentConfig, workdir: Path) -> None:
+    """Runs the stage in a process of its own, and kills it as soon as a file is there."""
+    command = [sys.executable, "-c", KILLED, pickle.dumps(config).hex(), str(workdir)]
+    run = subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
+    deadline = time.monotonic() + 120
+    while not mark.exists():
+        assert run.poll() is None, run.communicate()[0].decode()
+        assert time.monotonic() < deadline
+        time.sleep(0.0002)
+    run.kill()
+    run.communicate()
+
+
 def test_a_stage_killed_anywhere_goes_on_to_the_same_files(built, tmp_path):
     file, workdir = built
-    command = [
-        sys.executable, "-m", "icl_jax.main", "--config=configs/tiny.py", "--stages=design",
-        f"--config.design.corpus.files={file}", "--config.design.tokenizer.vocab_size=300",
-        "--config.design.search.min_similarity=0.3", "--config.design.search.neighbours=3",
-        "--config.design.shard_megabytes=0.003", "--config.design.workers=1",
-        f"--workdir={tmp_path}/run",
-    ]  # fmt: skip
     folders = DesignFolders(tmp_path / "run")
-    marks = ["corpus/sentences-00001.arrow", "corpus_vectors/vectors-00001.npy",
-             "neighbours/neighbours-00001.arrow"]  # fmt: skip
-    for mark in marks:
-        run = subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
-        deadline = time.monotonic() + 120
-        while not (folders.path / mark).exists():
-            assert run.poll() is None, run.communicate()[0].decode()
-            assert time.monotonic() < deadline
-            time.sleep(0.0002)
-        run.kill()
-        run.communicate()
+    for mark in ("corpus_vectors/vectors-00001.npy", "neighbours/neighbours-00001.arrow"):
+        kill_at(folders.path / mark, experiment(file), tmp_path / "run")
     find_related(experiment(file), tmp_path / "run")
-    expected, got = contents(workdir), contents(tmp_path / "run")
-    assert [name for name in expected if expected[name] != got[name]] == []
+    assert json.loads((folders.neighbours / "cost.json").read_text())["resumed"]
+    assert different(workdir, tmp_path / "run") == []
+
+
+def test_beam_makes_the_same_files_and_goes_on_when_it_is_killed(built, tmp_path):
+    pytest.importorskip("apache_beam")
+    file, workdir = built
+    config, folders = experiment(file, runner="beam"), DesignFolders(tmp_path / "run")
+    kill_at(folders.corpus_vectors / "vectors-00001.npy", config, tmp_path / "run")
+    assert not read_results(folders.corpus_vectors)
+    find_related(config, tmp_path / "run")
+    assert different(workdir, tmp_path / "run") == ["config.json"]  # says which runner
+
+
+def test_beam_runs_networks_and_searches_with_the_sentences_of_a_task(built, tmp_path):
+    pytest.importorskip("apache_beam")
+    questions = tmp_path / "questions.txt"
+    questions.write_text("Was Mar7ek born in Kersk?\nMar12ek first saw light.\n")
+    network = make_sentence_folder(tmp_path / "bert", {"pooling_mode_mean_tokens": True})
+    design = {
+        "queries": CorpusConfig(files=(str(questions),), text_documents="line", clean=False),
+        "encoder": EncoderConfig(folder=str(network)),
+        "search": SearchConfig(min_similarity=-0.9, neighbours=3, engine="jax"),
+    }
+    for runner in ("local", "beam"):
+        config = experiment(built[0], **design, runner=runner)
+        found = find_related(config, tmp_path / runner)
+        assert found.results["queries_with_neighbours"] == 2
+    assert different(tmp_path / "local", tmp_path / "beam") == ["config.json"]
 
 
 def test_show_prints_the_nearest_to_a_text_with_scores_and_documents(built, capsys):

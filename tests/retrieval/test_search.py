@@ -6,8 +6,10 @@ import numpy as np
 import pytest
 
 from icl_jax.config import ConfigError, MeshConfig, SearchConfig, StageError
-from icl_jax.retrieval import search
+from icl_jax.parallel import Runner
+from icl_jax.retrieval import search, search_shards
 from icl_jax.retrieval.search import find_neighbours
+from icl_jax.retrieval.search_results import describe_thresholds
 from icl_jax.sharding import make_mesh
 from tests.retrieval.made_up import Table, assert_equal_to_loops, made_up, neighbours_by_loops
 
@@ -83,7 +85,7 @@ def test_more_candidates_are_asked_for_where_the_rules_leave_too_few(tmp_path):
 
 
 def test_a_bound_on_the_candidates_that_is_reached_is_counted(tmp_path, monkeypatch):
-    monkeypatch.setattr(search, "_MOST_CANDIDATES", 64)
+    monkeypatch.setattr(search_shards, "_MOST_CANDIDATES", 64)
     table = Table([f"word{i} x{i} y{i}" for i in range(100)], [0] * 99 + [1])
     rows = np.ones((100, 2), np.float32) + 0.01 * np.random.default_rng(0).normal(size=(100, 2))
     rows[99] = [1, 0.8]
@@ -96,15 +98,15 @@ def test_files_are_the_same_whatever_the_number_of_workers(tmp_path, index):
     table, rows = made_up(331)
     config = dataclasses.replace(CONFIG, index=index, probes=2)
     for workers in (1, 2, 3):
-        run(tmp_path / str(workers), table, rows, config, workers=workers)
+        run(tmp_path / str(workers), table, rows, config, runner=Runner(workers))
     assert files(tmp_path / "1") == files(tmp_path / "2") == files(tmp_path / "3")
 
 
 def test_similarities_do_not_depend_on_the_company_of_a_query(tmp_path, monkeypatch):
     table, rows = made_up(331, width=23)
     run(tmp_path / "a", table, rows)
-    monkeypatch.setattr(search, "_BLOCK", 17)
-    monkeypatch.setattr(search, "_PIECE", 3)
+    monkeypatch.setattr(search_shards, "_BLOCK", 17)
+    monkeypatch.setattr(search_shards, "_PIECE", 3)
     run(tmp_path / "b", table, rows)
     assert files(tmp_path / "a") == files(tmp_path / "b")
 
@@ -112,18 +114,18 @@ def test_similarities_do_not_depend_on_the_company_of_a_query(tmp_path, monkeypa
 def test_a_killed_search_goes_on_behind_the_finished_shards(tmp_path, monkeypatch):
     table, rows = made_up(211)
     whole = run(tmp_path / "whole", table, rows)
-    write, asked = search.table.write_shard, []
+    write, asked = search_shards.write_shard, []
 
     def die_at_the_second(folder, shard, *rest):
         if shard == 1:
             raise KeyboardInterrupt
         write(folder, shard, *rest)
 
-    monkeypatch.setattr(search.table, "write_shard", die_at_the_second)
+    monkeypatch.setattr(search_shards, "write_shard", die_at_the_second)
     with pytest.raises(KeyboardInterrupt):
         run(tmp_path / "killed", table, rows)
     monkeypatch.setattr(
-        search.table, "write_shard", lambda f, s, *r: (asked.append(s), write(f, s, *r))
+        search_shards, "write_shard", lambda f, s, *r: (asked.append(s), write(f, s, *r))
     )
     resumed = run(tmp_path / "killed", table, rows)
     assert asked == [1, 2]
@@ -194,3 +196,30 @@ def test_another_threshold_takes_the_same_index_and_signatures(tmp_path, monkeyp
     monkeypatch.setattr(table, "texts", None)  # no text is looked at again
     strict = run(tmp_path / "found", table, rows, dataclasses.replace(CONFIG, min_similarity=0.9))
     assert all((strict.of(i)[1] > 0.9).all() for i in range(90))
+
+
+def test_results_say_how_many_queries_would_have_a_neighbour_at_other_thresholds(tmp_path):
+    table, rows = made_up(211)
+    config = dataclasses.replace(CONFIG, min_similarity=0.85, recall_sample=0)
+    results = run(tmp_path / "all", table, rows, config).results
+    assert results["threshold_sample"] == 200 and results["recall"] == {"queries": 0}
+    sample = np.random.default_rng([0, 2]).permutation(211)[:200]
+    for threshold, share in results["share_at_threshold"].items():
+        config = dataclasses.replace(CONFIG, min_similarity=float(threshold), recall_sample=0)
+        there = run(tmp_path / threshold, table, rows, config)
+        assert share == pytest.approx(np.mean([len(there.of(i)[0]) > 0 for i in sample]))
+
+
+def test_no_neighbour_above_the_threshold_is_no_error_but_can_be_told(tmp_path):
+    table, rows = made_up(211)
+    rows = rows + 0.1 * np.random.default_rng(0).normal(size=rows.shape).astype(np.float16)
+    config = dataclasses.replace(CONFIG, min_similarity=0.9999999)
+    results = run(tmp_path, table, rows, config).results
+    assert results["queries_with_neighbours"] == 0
+    told = describe_thresholds(results)
+    at_half = round(200 * results["share_at_threshold"]["0.5"])
+    assert told.startswith(
+        "of 200 sampled queries 0 have a neighbour above 0.9999999, and would have "
+    )
+    assert f"{at_half} at 0.5, " in told and at_half > 100
+    assert told.endswith("; lower design.search.min_similarity")

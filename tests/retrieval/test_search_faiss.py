@@ -69,7 +69,7 @@ def test_the_index_is_the_same_for_any_number_of_threads(tmp_path):
     built, found = [], []
     for threads in (1, 2, 3):
         folder = tmp_path / str(threads)
-        engine = FaissSearch(vectors, np.arange(1301), config, folder, workers=threads)
+        engine = FaissSearch(vectors, np.arange(1301), config, folder, threads=threads)
         built.append({file.name: file.read_bytes() for file in folder.iterdir()})
         found.append(engine.candidates(vectors.take(np.arange(1301)), 40))
     assert built[0] == built[1] == built[2]

@@ -1,0 +1,257 @@
+"""Sentences per second, peak memory and bytes on disk of every step of the design stage.
+
+Each size runs the whole stage in a process and a workdir of its own, and reads what its steps say
+they cost (`cost.json`). From the largest size, `--estimate` works out what more sentences take.
+
+Run: python benchmarks/design_stage.py [--files=docs.jsonl.gz] [--tokenizer=FOLDER]
+         [--encoder=FOLDER] [--sizes=10000,100000,all] [--json=FILE]
+     python benchmarks/design_stage.py --json=FILE --estimate=100e6 --machines=8 --cores=32
+"""
+
+import argparse
+from collections.abc import Iterator
+import json
+from pathlib import Path
+import subprocess
+import sys
+import tempfile
+import time
+
+import numpy as np
+
+from icl_jax.config import CorpusConfig, SearchConfig
+from icl_jax.config_problems import ARMS
+from icl_jax.corpus.documents import BadDocument, read_documents
+from icl_jax.corpus.sentences import split_document
+from icl_jax.corpus.shards import plan_shards
+from icl_jax.parallel import count_cores, progress_bar
+from icl_jax.retrieval.design_folders import DesignFolders
+from icl_jax.training.hardware import CHIPS
+
+ROOT = Path(__file__).parents[1]
+MADE_UP = 200_000  # sentences, where no files are given
+# What more machines do for a step. All others are cut into shards that any machine can take.
+SAMPLED = {"tokenizer", "encoder"}  # fitted on a sample: more sentences cost nothing
+ONE_MACHINE = {"neighbours_index"}  # all cores of one
+ONE_CORE = {"neighbours_pool", "groups/document_path/path", "groups/random"}
+# Lists of the index grow as the square root of the sentences, and with them the time of each.
+BY_ROOT = {"neighbours_index", "neighbours"}
+# Of each sentence, what the search looks up: hash, sketch, number of shingles, document, length of
+# the vector, id. Mapped from files: once in memory for all processes of a machine.
+LOOKED_UP_BYTES = 8 + 8 + 4 + 4 + 4 + 8
+CHIP, USED = "TPU v5 lite", 0.5  # of its peak, in a product of large matrices
+
+
+def main() -> None:
+    """Measures, or reads what was measured; prints Markdown."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--files", nargs="+", help="the corpus; default: a made-up one")
+    parser.add_argument("--tokenizer", help="folder; default: one trained on the corpus")
+    parser.add_argument("--encoder", help="folder; default: TF-IDF")
+    parser.add_argument("--sizes", default="10000,100000,all", help="sentences, about")
+    parser.add_argument("--arms", default=",".join(a for a in ARMS if a != "task_only"))
+    parser.add_argument("--min_similarity", type=float, help="default: 0.7, with TF-IDF 0.3")
+    parser.add_argument("--json", type=Path, help="where the measurements are kept")
+    parser.add_argument("--estimate", type=float, help="sentences to work out the cost of")
+    parser.add_argument("--machines", type=int, default=1)
+    parser.add_argument("--cores", type=int, default=32, help="of each machine")
+    args, overrides = parser.parse_known_args()  # --config.FIELD=value goes to the stage
+    if args.estimate and args.json and args.json.exists():
+        measured = json.loads(args.json.read_text())
+    else:
+        measured = measure(args, overrides)
+        if args.json:
+            args.json.write_text(json.dumps(measured, indent=2) + "\n")
+        for run in measured["runs"]:
+            print_run(run)
+    if args.estimate:
+        print_estimate(measured, args.estimate, args.machines, args.cores)
+
+
+def measure(args: argparse.Namespace, overrides: list[str]) -> dict:
+    """The stage at every size."""
+    runs = []
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        files = args.files or [str(make_up(folder / "made_up.jsonl", MADE_UP))]
+        for size in args.sizes.split(","):
+            part = files
+            if size != "all":
+                part = [str(cut(files, int(size), folder / f"{size}.jsonl"))]
+            runs.append(run_stage(part, folder / size, args, overrides))
+    return {"cores": count_cores(), "encoder": args.encoder or "TF-IDF", "runs": runs}
+
+
+def run_stage(
+    files: list[str], workdir: Path, args: argparse.Namespace, overrides: list[str]
+) -> dict:
+    """The whole stage in a process of its own; what each step took."""
+    similarity = args.min_similarity or (0.7 if args.encoder else 0.3)
+    arms = "".join(f"'{arm}'," for arm in args.arms.split(","))
+    command = [
+        sys.executable, "-m", "icl_jax.main", f"--workdir={workdir}", "--stages=design",
+        f"--config={ROOT}/configs/gpt_base_regular.py", "--config.model.vocab_size=65536",
+        f"--config.design.corpus.files=({''.join(f'{file!r},' for file in files)})",
+        f"--config.design.tokenizer.folder={args.tokenizer or ''}",
+        f"--config.design.encoder.folder={args.encoder or ''}",
+        f"--config.design.search.min_similarity={similarity}",
+        f"--config.design.examples.arms=({arms})", *overrides,
+    ]  # fmt: skip
+    start = time.perf_counter()
+    subprocess.run(command, check=True)
+    seconds = time.perf_counter() - start
+    design = DesignFolders(workdir).path
+    costs = sorted(design.rglob("cost.json"), key=lambda file: file.stat().st_mtime_ns)
+    sentences = json.loads((design / "corpus/results.json").read_text())["sentences"]
+    steps = {
+        str(file.parent.relative_to(design)): {
+            **json.loads(file.read_text()),
+            "bytes": sum(path.stat().st_size for path in file.parent.iterdir() if path.is_file()),
+        }
+        for file in costs
+    }
+    vectors = design / "corpus_vectors/results.json"
+    rest = seconds - sum(step["seconds"] for step in steps.values())
+    return {
+        "sentences": sentences,
+        "width": json.loads(vectors.read_text())["width"] if vectors.exists() else 0,
+        "seconds": round(seconds, 1),
+        "seconds_outside_steps": round(rest, 1),  # start, imports, data card
+        "steps": steps,
+    }
+
+
+def print_run(run: dict) -> None:
+    """One table; a step's peak is that of its processes together."""
+    count = run["sentences"]
+    print(f"\n{count:,} sentences, {run['seconds']:,.0f} s in all")
+    print("\n| step | seconds | sentences/s | peak GB | of one process | bytes per sentence |")
+    print("|---|---|---|---|---|---|")
+    for name, step in run["steps"].items():
+        rate = count / max(step["seconds"], 0.01)
+        print(
+            f"| {name} | {step['seconds']:,.2f} | {rate:,.0f} | {step['peak_memory_gigabytes']:.2f}"
+            f" | {step['largest_process_gigabytes']:.2f} | {step['bytes'] / count:,.1f} |"
+        )
+    print(f"| start, data card | {run['seconds_outside_steps']:,.1f} | | | | |")
+
+
+def print_estimate(measured: dict, count: float, machines: int, cores: int) -> None:
+    """What `count` sentences take, from the largest size that was measured."""
+    run = max(measured["runs"], key=lambda run: run["sentences"])
+    more = count / run["sentences"]
+    print(
+        f"\n{count:,.0f} sentences on {machines} machines of {cores} cores, from "
+        f"{run['sentences']:,} measured on {measured['cores']} cores ({measured['encoder']}), "
+        f"x {more:,.1f}:\n\n| step | GB on disk | runs on | seconds there | hours |\n"
+        "|---|---|---|---|---|"
+    )
+    total = disk = 0.0
+    for name, step in run["steps"].items():
+        seconds, where, factors = extend(name, step["seconds"], more, measured["cores"], machines,
+                                         cores)  # fmt: skip
+        size = step["bytes"] / 1e9 * (1 if name in SAMPLED else more)
+        total, disk = total + seconds, disk + size
+        print(
+            f"| {name} | {size:,.1f} | {where} | {step['seconds']:,.2f}{factors} | "
+            f"{seconds / 3600:,.2f} |"
+        )
+    print(f"| all | {disk:,.1f} | | | {total / 3600:,.2f} |")
+    if run["width"]:
+        print_search(count, run["width"])
+
+
+def extend(
+    step: str, seconds: float, more: float, measured_cores: int, machines: int, cores: int
+) -> tuple[float, str, str]:
+    """Seconds of a step for `more` times the sentences, where it runs, and the arithmetic."""
+    if step in SAMPLED:
+        return seconds, "one machine", ""
+    factors = f" x {more:,.1f}"
+    seconds *= more
+    if step in BY_ROOT:
+        seconds *= more**0.5
+        factors += f" x {more**0.5:,.1f}"
+    if step in ONE_CORE:
+        return seconds, "one core", factors
+    share = measured_cores / (cores if step in ONE_MACHINE else cores * machines)
+    where = "one machine" if step in ONE_MACHINE else "all machines"
+    return seconds * share, where, f"{factors} x {share:.3g}"
+
+
+def print_search(count: float, width: int) -> None:
+    """Which index, and what an exact join would take on accelerators."""
+    from icl_jax.retrieval.search_faiss import choose_index
+
+    print("\n| design.search.memory_gigabytes | index | GB of codes and ids |\n|---|---|---|")
+    for memory in (8, 16, 32, 64):
+        try:
+            index = choose_index(int(count), width, SearchConfig(memory_gigabytes=memory))
+        except ValueError:
+            continue
+        codes = int(index.partition("PQ")[2].partition("x")[0] or 0)
+        print(f"| {memory} | {index} | {count * (codes / 2 + 8) / 1e9:,.1f} |")
+    print(
+        f"\nand in every machine that searches {LOOKED_UP_BYTES} x {count:.3g} = "
+        f"{LOOKED_UP_BYTES * count / 1e9:,.1f} GB that are looked up, besides the vectors that are "
+        f"scored: 2 x {width} x {count:.3g} = {2 * width * count / 1e9:,.0f} GB on a fast disk"
+    )
+    chip = CHIPS[CHIP]
+    flops, held = 2 * count**2 * width, 4 * count * width
+    chips = int(-(-held // (0.8 * chip.memory_bytes)))
+    seconds = flops / (chips * chip.flops * USED)
+    print(
+        f"\nexact join (engine jax): 2 x {count:.3g}^2 x {width} = {flops:.3g} flops; "
+        f"{held / 1e9:,.0f} GB of float32 vectors on {chips} x {CHIP} at 0.8 of their memory; at "
+        f"{USED:g} of {chip.flops:.3g} flops/s each (one pass of bfloat16; six of float32): "
+        f"{seconds / 3600:,.1f} h ({6 * seconds / 3600:,.1f} h)"
+    )
+
+
+def cut(files: list[str], count: int, to: Path) -> Path:
+    """The first documents of a corpus, of about `count` sentences, as JSON lines."""
+    config, held = CorpusConfig(files=tuple(files)), 0
+    with to.open("w") as lines, progress_bar(total=count, desc="cutting", unit="sentence") as bar:
+        for document in documents(config):
+            if held >= count:
+                break
+            new = len(split_document(document, config)[0])
+            held += new
+            bar.update(new)
+            lines.write(json.dumps({"title": document.title, "text": document.text}) + "\n")
+    return to
+
+
+def documents(config: CorpusConfig) -> Iterator:
+    """Those that can be read, in order."""
+    for shard in plan_shards(config, 4_000_000):
+        for document in read_documents(shard, config):
+            if not isinstance(document, BadDocument):
+                yield document
+
+
+def make_up(path: Path, count: int) -> Path:
+    """Documents about one of many topics, whose words are rare elsewhere."""
+    rng = np.random.RandomState(0)
+    syllables = [a + b for a in "bdfgklmnprstvz" for b in ("a", "e", "i", "o", "u", "an", "er")]
+    words = np.array(["".join(rng.choice(syllables, size)) for size in rng.randint(2, 6, 50_000)])
+    topics = rng.randint(0, len(words), (max(1, count // 60), 25))
+    with path.open("w") as file:
+        for number in range(count // 20):
+            topic = topics[rng.randint(len(topics))]
+            text = " ".join(make_sentence(words, topic, rng) for _ in range(20))
+            file.write(json.dumps({"title": f"Topic {number}", "text": text}) + "\n")
+    return path
+
+
+def make_sentence(words: np.ndarray, topic: np.ndarray, rng: np.random.RandomState) -> str:
+    """Ten words as often as words of a language are (Zipf), ten of the topic."""
+    usual = (len(words) ** rng.random_sample(10)).astype(int) - 1
+    chosen = rng.permutation(np.concatenate([usual, rng.choice(topic, 10)]))
+    return " ".join(words[chosen]).capitalize() + "."
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,42 @@
+"""Where the design stage keeps what; light enough for every worker process to import."""
+
+import json
+import os
+from pathlib import Path
+
+from icl_jax.config import DesignConfig
+from icl_jax.parallel import Runner
+
+
+class DesignFolders:
+    """Where the steps of the design stage lie in a workdir."""
+
+    def __init__(self, workdir: str | os.PathLike):
+        self.path = Path(workdir) / "design"
+        self.config = self.path / "config.json"
+        self.tokenizer = self.path / "tokenizer"
+        self.corpus = self.path / "corpus"
+        self.queries = self.path / "queries"  # not there where the corpus is searched with itself
+        self.encoder = self.path / "encoder"  # not there where the encoder is a published one
+        self.corpus_vectors = self.path / "corpus_vectors"
+        self.query_vectors = self.path / "query_vectors"
+        self.neighbours = self.path / "neighbours"
+        self.entity_neighbours = self.path / "entity_neighbours"  # of the strategy shared_entity
+        self.groups = self.path / "groups"  # a folder for each strategy
+        self.arms = self.path / "arms"  # a folder of records for each arm
+        self.overlap = self.path / "overlap"
+        self.card = self.path / "card.html"
+
+    def runner(self, design: DesignConfig) -> Runner:
+        """What works on the shards; workers elsewhere leave their results in the workdir."""
+        return Runner.of(design, self.path / "beam")
+
+    @property
+    def has_queries(self) -> bool:
+        """Whether the sentences of a task ask, not those of the corpus."""
+        return bool(json.loads(self.config.read_text())["queries"]["files"])
+
+
+def shard_bytes_of(design: DesignConfig) -> int:
+    """How much text a shard has."""
+    return max(1, round(design.shard_megabytes * 1e6))

@@ -1,0 +1,173 @@
+"""The search of one shard of the queries: by an object that is open, or by names alone."""
+
+from collections.abc import Callable
+import concurrent.futures
+import functools
+import json
+from pathlib import Path
+import threading
+
+import numpy as np
+
+from icl_jax.config import MeshConfig, SearchConfig, StageError
+from icl_jax.config_tree import from_dict, to_dict
+from icl_jax.parallel import Runner
+from icl_jax.retrieval.neighbours import write_shard
+from icl_jax.retrieval.pool import Pool
+from icl_jax.retrieval.selection import Selected, Selection
+from icl_jax.retrieval.signatures import Signatures
+from icl_jax.retrieval.vectors import Vectors
+
+_BLOCK = 8192  # queries that an engine gets at once; fixed, for the result must not depend on it
+_PIECE = 512  # queries that one thread scores at once, at least: few long steps cost less than many
+_MOST_CANDIDATES = 2048  # of one query; asking starts with far fewer
+_MOST_FOUND = 2**20  # candidates of all queries at once, where some ask again
+_opening = threading.Lock()  # a worker may have threads, and opens an index once for all
+
+
+class SearchFolders:
+    """What a search needs besides vectors, in folders beside that of its neighbours."""
+
+    def __init__(self, neighbours: Path):
+        self.signatures = neighbours.with_name(f"{neighbours.name}_signatures") / "pool"
+        self.query_signatures = self.signatures.with_name("queries")
+        self.pool = neighbours.with_name(f"{neighbours.name}_pool")
+        self.index = neighbours.with_name(f"{neighbours.name}_index")
+
+
+class Search:
+    """An engine and the rules, for any of the query sentences."""
+
+    def __init__(
+        self, selection: Selection, query_vectors: Vectors, engine, runner: Runner | None = None
+    ):
+        self.selection, self.query_vectors, self.engine = selection, query_vectors, engine
+        self.pool, self.config = selection.pool, selection.config
+        self.threads = (runner or Runner()).threads
+
+    def nearest(self, queries: np.ndarray, threshold: float | None = None, engine=None) -> Selected:
+        """The neighbours of these query sentences.
+
+        Where too few are left although the candidates ended above the threshold, four times as many
+        are asked for, up to 2,048.
+        """
+        threshold = self.config.min_similarity if threshold is None else threshold
+        engine = engine or self.engine
+        vectors = self.query_vectors.take(queries)
+        most = min(_MOST_CANDIDATES, len(self.pool.ids))
+        count = min(self.engine.first_count, most)
+        selected = self._select(queries, vectors, threshold, engine, count)
+        again = np.flatnonzero(selected.used_up)
+        selected.counts["asked_again"] = selected.used_up.astype(np.int64)
+        while len(again) and count < most:
+            count = min(4 * count, most)
+            more = self._select_many(queries[again], vectors[again], threshold, engine, count)
+            selected.ids[again], selected.similarities[again] = more.ids, more.similarities
+            for rule, values in more.counts.items():
+                selected.counts[rule][again] = values
+            selected.used_up[again] = more.used_up
+            again = again[more.used_up]
+        if most == len(self.pool.ids):
+            selected.used_up[:] = False  # the whole pool was seen
+        selected.counts["too_few_candidates"] = selected.used_up.astype(np.int64)
+        return selected
+
+    def _select_many(
+        self, queries: np.ndarray, vectors: np.ndarray, threshold: float, engine, count: int
+    ) -> Selected:
+        """As `_select`, with few queries at a time: each has many candidates."""
+        size = max(1, _MOST_FOUND // count)
+        cuts = [slice(start, start + size) for start in range(0, len(queries), size)]
+        return Selected.join(
+            [self._select(queries[c], vectors[c], threshold, engine, count) for c in cuts]
+        )
+
+    def _select(
+        self, queries: np.ndarray, vectors: np.ndarray, threshold: float, engine, count: int
+    ) -> Selected:
+        found = engine.candidates(vectors, count)
+        found[~vectors.any(axis=1)] = -1
+        size = max(_PIECE, -(-len(queries) // self.threads))
+        cuts = [slice(i, i + size) for i in range(0, max(1, len(queries)), size)]
+        with concurrent.futures.ThreadPoolExecutor(self.threads) as threads:
+            select = self.selection.select
+            tasks = [
+                threads.submit(select, queries[cut], vectors[cut], found[cut], threshold)
+                for cut in cuts
+            ]
+            return Selected.join([task.result() for task in tasks])
+
+
+def open_engine(pool: Pool, config: SearchConfig, folder: Path, seed: int, mesh, threads: int):
+    """What proposes candidates; an index of FAISS lies in `folder`, and is built if it does not."""
+    if not len(pool.ids):
+        raise StageError(
+            "every vector of the pool is zero, so nothing can be found; look at the sentences, "
+            "or choose another encoder"
+        )
+    if config.engine == "jax":
+        from icl_jax.retrieval.search_jax import JaxSearch
+
+        return JaxSearch(pool.vectors, pool.ids, config, mesh)
+    from icl_jax.retrieval.search_faiss import FaissSearch
+
+    return FaissSearch(pool.vectors, pool.ids, config, folder, seed, threads)
+
+
+def search_shard(
+    search: Search, shard: int, folder: Path, progress: Callable[[int], None] | None = None
+) -> None:
+    """Writes the neighbours of the queries of one shard."""
+    first, last = search.query_vectors.starts[shard : shard + 2]
+    found = []
+    for start in range(first, max(first + 1, last), _BLOCK):  # a shard may hold no sentence
+        found.append(search.nearest(np.arange(start, min(start + _BLOCK, last))))
+        if progress:
+            progress(len(found[-1].ids))
+    found = Selected.join(found)
+    kept = found.ids >= 0
+    counts = {rule: int(values.sum()) for rule, values in found.counts.items()}
+    write_shard(folder, shard, kept.sum(axis=1), found.ids[kept], found.similarities[kept], counts)
+
+
+def search_in_worker(search: str, shard: int, folder: str) -> None:
+    """As `search_shard`, of names alone; what is searched stays open for the next shard."""
+    with _opening:
+        opened = _open_search(search)
+    search_shard(opened, shard, Path(folder))
+
+
+def describe_search(search: Search, folder: Path, seed: int) -> str:
+    """All that a worker needs to open the same search."""
+    same = search.selection.queries is search.pool.signatures
+    return json.dumps(
+        {
+            "folder": str(folder),
+            "vectors": str(search.pool.vectors.folder),
+            "query_vectors": str(search.query_vectors.folder),
+            "own_queries": not same,
+            "config": to_dict(search.config),
+            "seed": seed,
+            "threads": search.threads,
+        }
+    )
+
+
+@functools.lru_cache(maxsize=1)
+def _open_search(described: str) -> Search:
+    told = json.loads(described)
+    config, places = from_dict(told["config"]), SearchFolders(Path(told["folder"]))
+    signatures = of_queries = Signatures.open(places.signatures)
+    vectors = query_vectors = Vectors.open(Path(told["vectors"]))
+    if told["own_queries"]:
+        of_queries = Signatures.open(places.query_signatures)
+        query_vectors = Vectors.open(Path(told["query_vectors"]))
+    pool = Pool.open(places.pool, signatures, vectors)
+    mesh = None
+    if config.engine == "jax":
+        from icl_jax.sharding import make_mesh
+
+        mesh = make_mesh(MeshConfig())
+    engine = open_engine(pool, config, places.index, told["seed"], mesh, told["threads"])
+    runner = Runner(told["threads"])
+    return Search(Selection(of_queries, pool, config), query_vectors, engine, runner)
