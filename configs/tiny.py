@@ -6,7 +6,9 @@ Expected: the loss falls from 6.3 (a guess among 512 tokens) towards the languag
 """
 
 from icl_jax.config import (
+    CorpusConfig,
     DataConfig,
+    DesignConfig,
     ExperimentConfig,
     GPTConfig,
     OptimizerConfig,
@@ -21,6 +23,7 @@ def get_config() -> ExperimentConfig:
         model=GPTConfig(
             vocab_size=512, context_length=128, num_layers=4, embed_dim=128, num_heads=4
         ),
+        design=DesignConfig(corpus=CorpusConfig(max_sentence_tokens=96)),  # for --stages=design
         data=DataConfig(sources=("synthetic:2000",)),
         optimizer=OptimizerConfig(learning_rate=2e-3, warmup=50),
         training=TrainingConfig(steps=400, dropout=False, checkpoint_every=100),

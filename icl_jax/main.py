@@ -27,9 +27,15 @@ def _check(config: ExperimentConfig, workdir) -> None:
 
 
 def _design(config: ExperimentConfig, workdir) -> None:
-    from icl_jax.retrieval.find_related import find_related
+    from icl_jax.example_design.build import design
 
-    find_related(config, workdir)
+    design(config, workdir)
+
+
+def _check_training(config: ExperimentConfig) -> None:
+    from icl_jax.training.checks import check_config
+
+    check_config(config)
 
 
 def _train(config: ExperimentConfig, workdir) -> None:
@@ -40,13 +46,17 @@ def _train(config: ExperimentConfig, workdir) -> None:
 
 # In the order in which they run.
 STAGES: dict[str, Callable] = {"check": _check, "design": _design, "train": _train}
-DEFAULT_STAGES = ["train"]
 
 _CONFIG = config_flags.DEFINE_config_file(
     "config", None, "A file of configs/; --config.FIELD=value overrides any of its fields."
 )
 _WORKDIR = flags.DEFINE_string("workdir", None, "The folder that the stages write to.")
-_STAGES = flags.DEFINE_list("stages", DEFAULT_STAGES, f"Which to run: {', '.join(STAGES)}.")
+_STAGES = flags.DEFINE_list(
+    "stages",
+    None,
+    f"Which to run of {', '.join(STAGES)}; by default train, after design where the config names a "
+    "corpus (design.corpus.files).",
+)
 
 
 def main(argv: Sequence[str]) -> None:
@@ -62,6 +72,8 @@ def main(argv: Sequence[str]) -> None:
         _stop(f"expected --config=FILE; there are: {available or 'no files in configs/'}")
     if not isinstance(config, ExperimentConfig):
         _stop(f"get_config() must return an ExperimentConfig, got {type(config).__name__}")
+    if stages is None:
+        stages = ["design", "train"] if config.design.corpus.files else ["train"]
     if _WORKDIR.value is None:
         _stop("expected --workdir=DIR, the folder to write to")
     unknown = [stage for stage in stages if stage not in STAGES]
@@ -70,6 +82,8 @@ def main(argv: Sequence[str]) -> None:
     try:
         from etils import epath
 
+        if "design" in stages and "train" in stages:
+            _check_training(config)  # not after hours of designing
         for name in STAGES:
             if name in stages:
                 STAGES[name](config, epath.Path(_WORKDIR.value))
@@ -85,7 +99,7 @@ def _parse(argv: Sequence[str]) -> list[str]:
         for arg, following in pairs
         if arg == "--config" or arg.startswith("--config=")
     ]
-    file = files[-1] if files else None
+    file, _, argument = files[-1].partition(":") if files else (None, "", "")
     if file is not None and not Path(file).is_file():
         _stop(f"config file '{file}' does not exist")
     try:
@@ -93,7 +107,7 @@ def _parse(argv: Sequence[str]) -> list[str]:
     except (flags.Error, KeyError, TypeError, ValueError) as error:
         overrides = [arg for arg in argv if arg.startswith("--config.")]
         if file is not None and overrides:
-            config = runpy.run_path(file)["get_config"]()
+            config = runpy.run_path(file)["get_config"](*filter(None, [argument]))
             explain = (_explain_field, _explain_value)  # all names first, then the values
             found = filter(None, (step(arg, config) for step in explain for arg in overrides))
             _stop(next(found, str(error)))

@@ -2,6 +2,7 @@
 
 A unit is a run of records with the same `batch_group` (a record without one is its own unit); its
 rows must land in the same batch. Rows come in bundles, whole units each, that a batch takes as one.
+Packed, units that fit into one row share rows; a unit of several rows has them for itself.
 A run may go on in the next shard: to be together without need breaks no promise, to be cut does.
 """
 
@@ -50,14 +51,16 @@ def make_plan(
     if not has_units and not pack:
         return Plan(len(tokens))
     if not has_units:
-        return _plan(_best_fit(tokens, sequence_length, _shuffled(len(tokens), seed)), 1)
+        return _plan(best_fit(tokens, sequence_length, _shuffled(len(tokens), seed)), 1)
     first = np.flatnonzero((batch_group[1:] != batch_group[:-1]) | (batch_group[1:] < 0)) + 1
     first = np.concatenate([[0], first])  # the first record of each unit
     sizes = np.diff(first, append=len(tokens))
     if pack:
         row_in_unit, rows = _pack_units(tokens, first, sizes, sequence_length)
+        block = _share_rows(tokens, first, rows, sequence_length, seed)
     else:
         row_in_unit, rows = np.arange(len(tokens)) - np.repeat(first, sizes), sizes
+        block = np.arange(len(rows))
     too_large = np.flatnonzero(rows > rows_together)
     if len(too_large):
         unit = too_large[0]
@@ -67,48 +70,14 @@ def make_plan(
             f"{batch_group[first[unit]]} of {rows[unit]} rows; {len(too_large)} groups are too "
             "large: raise batch_size or the weight of the source, or build smaller groups"
         )
-    bundle = _best_fit(rows, rows_together, _shuffled(len(rows), seed))
-    first_row = bundle * rows_together + _place_in_bundle(bundle, rows)
-    return _plan(np.repeat(first_row, sizes) + row_in_unit, rows_together)
+    block_rows = np.empty(block.max() + 1, np.int64)
+    block_rows[block] = rows
+    bundle = best_fit(block_rows, rows_together, _shuffled(len(block_rows), seed))
+    first_row = bundle * rows_together + _place_in_bundle(bundle, block_rows)
+    return _plan(np.repeat(first_row[block], sizes) + row_in_unit, rows_together)
 
 
-def _plan(row: np.ndarray, rows_per_bundle: int) -> Plan:
-    """The plan that puts record i into row[i]; the last bundle is completed."""
-    num_rows = -(-int(row.max(initial=-1) + 1) // rows_per_bundle) * rows_per_bundle
-    starts = np.concatenate([[0], np.cumsum(np.bincount(row, minlength=num_rows))])
-    return Plan(num_rows, rows_per_bundle, starts, np.argsort(row, kind="stable"))
-
-
-def _shuffled(count: int, seed: int) -> np.ndarray:
-    # RandomState's stream is frozen: a plan must not change with numpy's version.
-    return np.random.RandomState(seed).permutation(count)
-
-
-def _pack_units(
-    tokens: np.ndarray, first: np.ndarray, sizes: np.ndarray, sequence_length: int
-) -> tuple[np.ndarray, np.ndarray]:
-    """The row of each record within its unit, and the number of rows of each unit."""
-    row_in_unit = np.zeros(len(tokens), np.int64)
-    rows = np.ones(len(first), np.int64)
-    totals = np.add.reduceat(tokens, first, dtype=np.int64)
-    for unit in np.flatnonzero(totals > sequence_length):  # the others are one row
-        part = slice(first[unit], first[unit] + sizes[unit])
-        row_in_unit[part] = _best_fit(tokens[part], sequence_length, np.arange(sizes[unit]))
-        rows[unit] = row_in_unit[part].max() + 1
-    return row_in_unit, rows
-
-
-def _place_in_bundle(bundle: np.ndarray, rows: np.ndarray) -> np.ndarray:
-    """How many rows of its bundle come before each unit."""
-    order = np.argsort(bundle, kind="stable")
-    before = np.cumsum(rows[order]) - rows[order]
-    first_of_bundle = np.searchsorted(bundle[order], bundle[order])
-    place = np.empty_like(before)
-    place[order] = before - before[first_of_bundle]
-    return place
-
-
-def _best_fit(sizes: np.ndarray, capacity: int, order: np.ndarray) -> np.ndarray:
+def best_fit(sizes: np.ndarray, capacity: int, order: np.ndarray) -> np.ndarray:
     """The bin of each item, taken in `order`: the open bin that it fills best, else a new one.
 
     Bins are kept by their free space, and `spaces` has bit s set where a bin has s free: the best
@@ -132,3 +101,52 @@ def _best_fit(sizes: np.ndarray, capacity: int, order: np.ndarray) -> np.ndarray
     result = np.empty(len(sizes), np.int64)
     result[order] = chosen
     return result
+
+
+def _plan(row: np.ndarray, rows_per_bundle: int) -> Plan:
+    """The plan that puts record i into row[i]; the last bundle is completed."""
+    num_rows = -(-int(row.max(initial=-1) + 1) // rows_per_bundle) * rows_per_bundle
+    starts = np.concatenate([[0], np.cumsum(np.bincount(row, minlength=num_rows))])
+    return Plan(num_rows, rows_per_bundle, starts, np.argsort(row, kind="stable"))
+
+
+def _shuffled(count: int, seed: int) -> np.ndarray:
+    # RandomState's stream is frozen: a plan must not change with numpy's version.
+    return np.random.RandomState(seed).permutation(count)
+
+
+def _pack_units(
+    tokens: np.ndarray, first: np.ndarray, sizes: np.ndarray, sequence_length: int
+) -> tuple[np.ndarray, np.ndarray]:
+    """The row of each record within its unit, and the number of rows of each unit."""
+    row_in_unit = np.zeros(len(tokens), np.int64)
+    rows = np.ones(len(first), np.int64)
+    totals = np.add.reduceat(tokens, first, dtype=np.int64)
+    for unit in np.flatnonzero(totals > sequence_length):  # the others are one row
+        part = slice(first[unit], first[unit] + sizes[unit])
+        row_in_unit[part] = best_fit(tokens[part], sequence_length, np.arange(sizes[unit]))
+        rows[unit] = row_in_unit[part].max() + 1
+    return row_in_unit, rows
+
+
+def _share_rows(
+    tokens: np.ndarray, first: np.ndarray, rows: np.ndarray, sequence_length: int, seed: int
+) -> np.ndarray:
+    """The block of each unit: one row that short units share, or all rows of a longer unit."""
+    small = np.flatnonzero(rows == 1)
+    totals = np.add.reduceat(tokens, first, dtype=np.int64)
+    block = np.empty(len(rows), np.int64)
+    block[small] = best_fit(totals[small], sequence_length, _shuffled(len(small), seed))
+    shared = block[small].max(initial=-1) + 1
+    block[rows > 1] = shared + np.arange(len(rows) - len(small))
+    return block
+
+
+def _place_in_bundle(bundle: np.ndarray, rows: np.ndarray) -> np.ndarray:
+    """How many rows of its bundle come before each unit."""
+    order = np.argsort(bundle, kind="stable")
+    before = np.cumsum(rows[order]) - rows[order]
+    first_of_bundle = np.searchsorted(bundle[order], bundle[order])
+    place = np.empty_like(before)
+    place[order] = before - before[first_of_bundle]
+    return place

@@ -7,11 +7,11 @@ from etils import epath
 import jax
 from jax.sharding import Mesh
 
-from icl_jax.config import ConfigError, ExperimentConfig, GPTConfig, RobertaConfig
+from icl_jax.config import ConfigError, ExperimentConfig, GPTConfig, RobertaConfig, StageError
 from icl_jax.config_tree import differences, find_problems, to_dict, type_problems
 from icl_jax.data import synthetic
 from icl_jax.data.input_pipeline import Data, open_data
-from icl_jax.data.tfrecord import RecordError
+from icl_jax.example_design.arms import PREFIX, arm_folder, is_arm
 from icl_jax.models import huggingface
 from icl_jax.sharding import make_mesh
 from icl_jax.training import checkpoint
@@ -27,21 +27,32 @@ FREE_FIELDS = (
 
 def check_run(config: ExperimentConfig, workdir: epath.Path) -> Data:
     """The opened data of a run that can work; else one ConfigError with everything wrong."""
-    found, data = find_problems(config), None
-    if type_problems(config):
-        raise ConfigError("; ".join(found))
-    if config.batch_size > 0 and config.sequence_length > 0 and config.training.accumulate > 0:
-        found += _mesh_problems(config) + _objective_problems(config)
-        found += _length_problems(config) + _start_problems(config)
-        # Records that would be made here are not made for a run that cannot work.
-        if not (found and any(map(synthetic.is_synthetic, config.data.sources))):
-            data, problems = _open_data(config, workdir)
-            found += problems
+    found, data = _problems(config), None
+    # Records that would be made here are not made for a run that cannot work.
+    if not (found and any(map(synthetic.is_synthetic, config.data.sources))):
+        data, problems = _open_data(config, workdir)
+        found += problems
     if data is not None:
         found += _workdir_problems(config, workdir, data)
     if found:
         raise ConfigError("; ".join(found))
     return data
+
+
+def check_config(config: ExperimentConfig) -> None:
+    """Stops on what can be seen before the records are there."""
+    found = _problems(config)
+    if found:
+        raise ConfigError("; ".join(found))
+
+
+def _problems(config: ExperimentConfig) -> list[str]:
+    found = find_problems(config)
+    sizes = (config.batch_size, config.sequence_length, config.training.accumulate)
+    if type_problems(config) or min(sizes) < 1:  # the other checks count on these
+        raise ConfigError("; ".join(found))
+    found += _mesh_problems(config) + _objective_problems(config)
+    return found + _length_problems(config) + _start_problems(config)
 
 
 def record_run(config: ExperimentConfig, workdir: epath.Path, data: Data) -> None:
@@ -59,7 +70,7 @@ def _open_data(config: ExperimentConfig, workdir: epath.Path) -> tuple[Data | No
     try:
         sources = _resolve_sources(config, workdir)
         data = open_data(sources, config.batch_size, config.sequence_length, config.seed)
-    except (ConfigError, RecordError) as error:
+    except (ConfigError, StageError) as error:
         return None, str(error).splitlines()
     problem = data.check_vocabulary(config.model.vocab_size)
     return data, [problem] if problem else []
@@ -72,7 +83,9 @@ def _resolve_sources(config: ExperimentConfig, workdir: epath.Path):
         if synthetic.is_synthetic(source):
             size = (config.model.vocab_size, config.sequence_length, config.seed)
             source = str(synthetic.make_source(source, workdir, *size))
-        sources.append(source.replace("{workdir}", str(workdir)))
+        elif is_arm(source):
+            source = str(arm_folder(workdir, source.removeprefix(PREFIX)))
+        sources.append(source)
     return dataclasses.replace(config.data, sources=tuple(sources))
 
 

@@ -162,16 +162,16 @@ def test_batch_groups_are_complete_within_one_batch_in_every_epoch(folders, pack
 
 @pytest.mark.parametrize("which, pack", [(0, False), (0, True), (1, False), (1, True)])
 def test_an_epoch_has_every_record_once_and_each_epoch_another_order(folders, which, pack):
-    data = open_one(folders[which], pack=pack)
+    data = open_one(folders[which], pack=pack, batch_size=4)
     source = data.sources[0]
-    everything = read(data, 3 * source.num_rows)  # 3 * BATCH = 24 epochs
+    everything = read(data, 6 * source.num_rows)  # 6 * 4 = 24 epochs
     rows = np.concatenate([batch["tokens"] for batch in everything])
     epochs = [
         numbers_of(rows[i : i + source.num_rows]) for i in range(0, len(rows), source.num_rows)
     ]
     assert all(len(e) == len(set(e)) == source.num_records for e in epochs)
     assert len(set(map(tuple, epochs))) > 4
-    assert data.steps_per_epoch == source.num_rows / BATCH
+    assert data.steps_per_epoch == source.num_rows / 4
 
 
 def test_another_seed_gives_another_order_and_sources_do_not_share_theirs(folders, tmp_path):

@@ -43,16 +43,39 @@ def test_every_record_is_in_one_row_that_it_fits(units, pack):
 
 
 @pytest.mark.parametrize("pack", [False, True])
-def test_a_batch_group_lies_in_one_bundle_and_shares_its_rows_with_no_other(pack):
+def test_a_batch_group_lies_in_one_bundle(pack):
     tokens, group = some_records(units=True)
     plan = plan_of(tokens, group, pack=pack)
     assert plan.rows_per_bundle == 12 and plan.num_rows % 12 == 0
     bundles = {g: set() for g in group}
     for number, row in enumerate(rows_of(plan)):
-        assert len(set(group[row])) <= 1 and (len(row) < 2 or group[row[0]] >= 0)
         for record in row:
             bundles[group[record]].add(number // 12)
     assert all(len(found) == 1 for g, found in bundles.items() if g >= 0)
+
+
+def test_a_shared_row_holds_whole_batch_groups_and_a_longer_group_shares_none():
+    tokens, group = some_records(units=True)
+    unit = np.cumsum(np.append(0, (group[1:] != group[:-1]) | (group[1:] < 0)))
+    total = np.bincount(unit, tokens)
+    assert (total > LENGTH).any() and (total < LENGTH // 2).any()
+    shared = 0
+    for row in filter(None, rows_of(plan_of(tokens, group, pack=True))):
+        held = np.unique(unit[row])
+        if len(held) > 1:
+            assert sorted(row) == np.flatnonzero(np.isin(unit, held)).tolist()
+            shared += 1
+        else:
+            assert total[held[0]] > LENGTH or len(row) == (unit == held[0]).sum()
+    assert shared > 20
+
+
+def test_short_batch_groups_fill_the_rows():
+    rng = np.random.default_rng(0)
+    tokens = rng.integers(1, 5, 3000).astype(np.int32)
+    group = np.repeat(np.arange(1000), 3)  # a group takes a quarter of a row
+    plan = plan_of(tokens, group, pack=True, rows_together=2)
+    assert tokens.sum() / (plan.num_rows * LENGTH) > 0.95
 
 
 def test_short_records_fill_the_rows():

@@ -1,0 +1,1 @@
+"""Which sentences share a training example: strategies, records, data card."""

@@ -1,0 +1,274 @@
+"""The design stage: from a corpus to the records of every arm, and their data card.
+
+Every step has its folder in WORKDIR/design; a complete one is taken as it is, a begun one goes on.
+All arms of a build are made from the same sentences, so that they differ in arrangement alone.
+"""
+
+from collections.abc import Callable
+import dataclasses
+import os
+from pathlib import Path
+
+from icl_jax.config import ConfigError, ExamplesConfig, ExperimentConfig, StageError
+from icl_jax.corpus.tokenizers import Tokenizer, load
+from icl_jax.example_design import contiguous, random_groups, related, task_only
+from icl_jax.example_design.arms import ARMS, NEED_NEIGHBOURS, strategies_of
+from icl_jax.example_design.data_card import write_card
+from icl_jax.example_design.document_path import make_document_path
+from icl_jax.example_design.gain_filter import check_gain_model, filter_groups
+from icl_jax.example_design.gain_inputs import gain_inputs
+from icl_jax.example_design.groups import Groups, group_file, read_counts
+from icl_jax.example_design.layout import Marks
+from icl_jax.example_design.overlap import check_evaluation_files, find_overlap
+from icl_jax.example_design.records import write_arm
+from icl_jax.example_design.sentences import Sentences
+from icl_jax.example_design.shared_entity import make_related_by_entity
+from icl_jax.parallel import Runner, progress_bar, run_shards
+from icl_jax.retrieval.design_folders import DesignFolders, shard_bytes_of
+from icl_jax.retrieval.find_related import find_related
+from icl_jax.retrieval.neighbours import Neighbours
+from icl_jax.retrieval.search import describe_thresholds
+from icl_jax.sharding import make_mesh
+from icl_jax.step_folder import StepFolder, alone_in, read_inputs
+
+
+def design(config: ExperimentConfig, workdir: str | os.PathLike) -> None:
+    """Runs every step that is not complete yet; says what was made and where to look."""
+    wanted = strategies_of(config.design.examples.arms)
+    _check(config)
+    folders = DesignFolders(workdir)
+    with alone_in(folders.path):
+        neighbours = find_related(config, workdir, bool(NEED_NEIGHBOURS & {*wanted}))
+        build = Build.open(config, workdir, neighbours)
+        for strategy in wanted:
+            build.make_groups(strategy)
+        results = {arm: build.write_records(arm) for arm in config.design.examples.arms}
+        if config.design.examples.evaluation_files:
+            find_overlap(workdir, config.design.examples, build.sentences, build.runner)
+        write_card(workdir)
+    _print_summary(results, workdir)
+
+
+@dataclasses.dataclass
+class Build:
+    """What the steps after the search have in common."""
+
+    config: ExperimentConfig
+    workdir: str
+    folders: DesignFolders
+    sentences: Sentences
+    neighbours: Neighbours | None
+    tokenizer: Tokenizer
+    runner: Runner
+    limit: int  # tokens of an example
+
+    @classmethod
+    def open(
+        cls, config: ExperimentConfig, workdir: str | os.PathLike, neighbours: Neighbours | None
+    ) -> "Build":
+        """For a workdir whose sentences are there."""
+        folders = DesignFolders(workdir)
+        return cls(
+            config,
+            str(workdir),
+            folders,
+            Sentences.open(workdir),
+            neighbours,
+            Tokenizer.open(folders.tokenizer),
+            folders.runner(config.design),
+            config.design.examples.max_tokens or config.sequence_length,
+        )
+
+    @property
+    def examples(self) -> ExamplesConfig:
+        return self.config.design.examples
+
+    @property
+    def marks(self) -> Marks:
+        return Marks.of(self.tokenizer)
+
+    def make_groups(self, strategy: str) -> Groups:
+        """The groups of a strategy, filtered by gain if that is asked for."""
+        groups = getattr(self, f"_{strategy}")()
+        if not len(groups):
+            raise StageError(self._why_no_groups(strategy, groups.results))
+        if gain_inputs(self.examples, strategy):
+            mesh = make_mesh(self.config.mesh)
+            folder = self.folders.groups / strategy
+            filter_groups(folder, self.examples, self.limit, mesh, self.sentences, self.tokenizer)
+        return groups
+
+    def write_records(self, arm: str) -> dict:
+        """The records of an arm; its results."""
+        return write_arm(
+            self.workdir,
+            self.folders.groups / ARMS[arm].strategy,
+            arm,
+            ARMS[arm].layout,
+            self.limit,
+            self.config.seed,
+            shard_bytes_of(self.config.design),
+            self.runner,
+            self.folders.arms / arm,
+        )
+
+    def _contiguous(self) -> Groups:
+        corpus = self.sentences.corpus
+        tokenizer = (str(self.folders.tokenizer), self.tokenizer.fingerprint)
+        first = (self.workdir, self.sentences.fingerprint, tokenizer, self.limit)
+        return self._by_shard(
+            "contiguous", {}, contiguous.make_shard, lambda *place: (*first, *place), corpus.starts
+        )
+
+    def _neighbours(self) -> Groups:
+        return self._related("neighbours", self.folders.neighbours)
+
+    def _shared_entity(self) -> Groups:
+        folder = self.folders.entity_neighbours
+        make_related_by_entity(
+            self.workdir, self.sentences, self.config.design, self.runner, folder
+        )
+        return self._related("shared_entity", folder)
+
+    def _related(self, strategy: str, folder: Path) -> Groups:
+        least = self.examples.min_neighbours
+        first = (self.workdir, self.sentences.fingerprint, str(folder), self.marks, self.limit)
+        return self._by_shard(
+            strategy,
+            {"related": read_inputs(folder), "min_neighbours": least},
+            related.make_shard,
+            lambda *place: (*first, least, *place),
+            self.sentences.query_table.starts,
+        )
+
+    def _task_only(self) -> Groups:
+        neighbours = self.folders.groups / "neighbours"
+        return self._by_shard(
+            "task_only",
+            {"neighbours": read_inputs(neighbours)},
+            task_only.make_shard,
+            lambda *place: (str(neighbours), *place),
+            self.sentences.query_table.starts,
+        )
+
+    def _random(self) -> Groups:
+        neighbours, table = self.folders.groups / "neighbours", self.sentences.query_table
+        own = self.sentences.queries is not None
+        vectors = self.folders.query_vectors if own else self.folders.corpus_vectors
+        vectors = (str(self.folders.corpus_vectors), str(vectors))
+        slots = [random_groups.count_slots(str(neighbours), i) for i in range(table.num_shards)]
+        first_slot = [sum(slots[:index]) for index in range(len(slots))]
+        first = (self.workdir, self.sentences.fingerprint, str(neighbours), vectors)
+
+        def deal(folder: Path) -> dict:
+            same_document = self.config.design.search.same_document
+            return random_groups.deal_anew(
+                neighbours, table.num_shards, self.sentences, same_document, self.limit,
+                self.marks, self.config.seed, folder,
+            )  # fmt: skip
+
+        return self._by_shard(
+            "random",
+            {"neighbours": read_inputs(neighbours), "seed": self.config.seed},
+            random_groups.make_shard,
+            lambda folder, index: (*first, folder, index, first_slot[index]),
+            table.starts,
+            deal,
+        )
+
+    def _document_path(self) -> Groups:
+        return make_document_path(
+            self.workdir, self.sentences, self.neighbours, self.examples,
+            self.config.design.search.duplicate_jaccard, self.limit, self.config.seed, self.runner,
+            self.folders.groups / "document_path",
+        )  # fmt: skip
+
+    def _by_shard(
+        self,
+        strategy: str,
+        inputs: dict,
+        make_shard: Callable,
+        task: Callable[[str, int], tuple],
+        starts,
+        prepare: Callable[[Path], dict] | None = None,
+    ) -> Groups:
+        """Makes the shards that are not there yet, after what must be made once for all of them."""
+        folder = self.folders.groups / strategy
+        made_from = {
+            "sentences": self.sentences.fingerprint,
+            "tokenizer": self.tokenizer.fingerprint,
+            "limit": self.limit,
+            **inputs,
+            "gain": gain_inputs(self.examples, strategy),
+        }
+        step = StepFolder(folder, made_from)
+        if step.results is None:
+            shards = range(len(starts) - 1)
+            sizes = [int(starts[shard + 1] - starts[shard]) for shard in shards]
+            missing = [shard for shard in shards if not group_file(folder, shard).exists()]
+            results = {"shards": len(shards)}
+            label = {"unit": "sentence", "unit_scale": True, "desc": f"groups: {strategy}"}
+            done = sum(sizes) - sum(sizes[shard] for shard in missing)
+            with progress_bar(total=sum(sizes), initial=done, **label) as bar:
+                results |= prepare(folder) if prepare else {}
+                tasks = [task(str(folder), shard) for shard in missing]
+                run_shards(make_shard, tasks, bar, [sizes[s] for s in missing], self.runner)
+            for shard in shards:
+                for name, count in read_counts(folder, shard).items():
+                    results[name] = results.get(name, 0) + count
+            step.complete(results)
+        return Groups.open(folder)
+
+    def _why_no_groups(self, strategy: str, results: dict) -> str:
+        message = f"the strategy {strategy} makes no group at all: "
+        if strategy == "neighbours" and not self.neighbours.results["queries_with_neighbours"]:
+            return message + describe_thresholds(self.neighbours.results)
+        if "queries" in results:
+            return message + (
+                f"of {results['queries']:,} queries {results['too_few_neighbours']:,} have fewer "
+                f"than design.examples.min_neighbours = {self.examples.min_neighbours} related "
+                f"sentences, and of {results['too_long']:,} too few fit into {self.limit} tokens"
+            )
+        return message + "there are no sentences"
+
+
+def _check(config: ExperimentConfig) -> None:
+    """Stops on what can be seen before hours are spent on the steps before."""
+    design, limit = config.design, config.design.examples.max_tokens or config.sequence_length
+    tables = [design.corpus] + [design.queries] * bool(design.queries.files)
+    longest = max(table.max_sentence_tokens for table in tables)
+    if limit < longest + 2:
+        raise ConfigError(
+            f"an example has at most {limit} tokens (design.examples.max_tokens, or "
+            f"sequence_length), too few for a sentence of max_sentence_tokens = {longest} and its "
+            "two special tokens; raise the one or lower the other"
+        )
+    if limit > config.sequence_length:
+        raise ConfigError(
+            f"design.examples.max_tokens {limit} is above sequence_length "
+            f"{config.sequence_length}, the longest row that training takes; change one of them"
+        )
+    if "document_path" in design.examples.arms and design.queries.files:
+        raise ConfigError(
+            "design.examples.arms: document_path walks over the neighbours of the corpus's own "
+            "sentences, but here the sentences of design.queries ask; leave one of the two out"
+        )
+    if design.examples.gain_model:
+        published = design.tokenizer.folder
+        tokenizer = load(published, design.tokenizer.separator) if published else None
+        check_gain_model(design.examples, limit, tokenizer)
+    if design.examples.evaluation_files:
+        check_evaluation_files(design.examples)
+
+
+def _print_summary(results: dict[str, dict], workdir: str | os.PathLike) -> None:
+    print(f"{'arm':24}{'groups':>12}{'sentences':>12}{'tokens':>14}{'records':>12}{'filled':>8}")
+    for arm, found in results.items():
+        counts = "".join(f"{found[name]:12,}" for name in ("groups", "sentences"))
+        rest = f"{found['tokens']:14,}{found['records']:12,}{found['filled']:8.1%}"
+        print(f"{arm:24}{counts}{rest}")
+    print(
+        f"look at them: {DesignFolders(workdir).card}\n"
+        f"python -m icl_jax.example_design.explain --workdir={workdir} --arm={next(iter(results))} "
+        "--index=0"
+    )

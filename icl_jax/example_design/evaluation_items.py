@@ -1,0 +1,114 @@
+"""Reads evaluation files into items, to look for them in the corpus: one item per line.
+
+Of a JSON line every string counts, as a field of its own; fields of a .csv are parted by commas, or
+by tabs if its first line has one; of any other text by tabs. Each also as .gz.
+"""
+
+from collections.abc import Iterator, Sequence
+import csv
+import gzip
+import json
+from typing import NamedTuple
+import zlib
+
+from etils import epath
+
+from icl_jax.config import ConfigError, CorpusConfig
+from icl_jax.corpus.files import find_files, is_gzip, name_file
+
+_FIELD = "design.examples.evaluation_files"
+_JSON = (".jsonl", ".json", ".ndjson")
+_TEXT = (".txt", ".text", ".tokens", ".md", ".tsv", ".csv")
+_DEEP = 100  # levels of a JSON value
+
+
+class Item(NamedTuple):
+    """One line of an evaluation file."""
+
+    line: int  # from 1
+    text: str  # the line as it stands
+    fields: list[str]
+
+
+def find_evaluation_files(patterns: Sequence[str]) -> list[str]:
+    """The files that are named, in their order; those of a folder or glob are sorted."""
+    found: dict[str, None] = {}
+    for pattern in patterns:
+        try:
+            files = find_files(CorpusConfig(files=(pattern,), format="text"))
+        except ConfigError:
+            raise ConfigError(
+                f"{_FIELD}: nothing found at '{pattern}'; expected a file, a folder with files, or "
+                "a glob that matches some"
+            ) from None
+        for file in files:
+            if not _plain_name(file).endswith(_JSON + _TEXT):
+                raise ConfigError(
+                    f"{_FIELD}: the name of {file} does not tell its format; known are "
+                    f"{', '.join(_JSON + _TEXT)}, each also with .gz. Choose the files by a glob, "
+                    "or rename it"
+                )
+            found[file] = None
+    return list(found)
+
+
+def read_items(file: str) -> list[Item]:
+    """All items of one file; empty lines are none."""
+    lines = [line.rstrip("\r") for line in _decode(file, _read(file)).split("\n")]
+    split = _splitter(file, lines)
+    numbered = ((number, line) for number, line in enumerate(lines, 1) if line.strip())
+    return [Item(number, line, split(number, line)) for number, line in numbered]
+
+
+def _read(file: str) -> bytes:
+    with name_file(file):
+        content = epath.Path(file).read_bytes()
+        try:
+            return gzip.decompress(content) if is_gzip(file) else content
+        except (EOFError, zlib.error, gzip.BadGzipFile) as error:
+            raise _wrong(file, f"damaged gzip ({error})", "copy it again") from None
+
+
+def _decode(file: str, content: bytes) -> str:
+    if b"\0" in content:
+        raise _wrong(file, "a NUL byte: no text", "leave it out, or convert it to text")
+    try:
+        return content.decode("utf-8-sig")
+    except UnicodeDecodeError as error:
+        line = content.count(b"\n", 0, error.start) + 1
+        raise _wrong(file, f"invalid UTF-8 in line {line}", "convert it to UTF-8") from None
+
+
+def _splitter(file: str, lines: list[str]):
+    name = _plain_name(file)
+    if name.endswith(_JSON):
+        return lambda number, line: _json_strings(file, number, line)
+    if name.endswith(".csv") and lines and "\t" not in lines[0]:
+        return lambda _, line: next(csv.reader([line]))
+    return lambda _, line: line.split("\t")
+
+
+def _json_strings(file: str, number: int, line: str) -> list[str]:
+    try:
+        return list(_strings(json.loads(line)))
+    except (ValueError, RecursionError):
+        fix = "expected a JSON value on each line"
+        raise _wrong(file, f"no JSON in line {number}", fix) from None
+
+
+def _strings(value: object, depth: int = 0) -> Iterator[str]:
+    if depth > _DEEP:
+        raise ValueError("too deep")
+    if isinstance(value, str):
+        yield value.encode(errors="replace").decode()  # half a surrogate pair is no text
+    elif isinstance(value, dict | list):
+        for part in value.values() if isinstance(value, dict) else value:
+            yield from _strings(part, depth + 1)
+
+
+def _plain_name(file: str) -> str:
+    return file.lower().removesuffix(".gz")
+
+
+def _wrong(file: str, got: str, fix: str) -> ConfigError:
+    return ConfigError(f"{_FIELD}: expected lines of UTF-8 text in {file}, got {got}; {fix}")

@@ -1,0 +1,216 @@
+"""The records of an arm: its groups in one global shuffle, as sharded TFRecords with an index.
+
+In context, a record is a row: groups that fit share it, with ids 1, 2, ... in `group`. In batch, a
+record is one sentence; those of a group follow each other with the same `batch_group`. Besides
+tokens, a record has the sentences it holds: `sentence_ids`, `document_ids`, `similarities` (to the
+first of the group; NaN: none), and `sentence_starts`, where in `tokens` each begins.
+"""
+
+from collections.abc import Iterator
+import functools
+import json
+from pathlib import Path
+import zlib
+
+from etils import epath
+import numpy as np
+
+from icl_jax.config import StageError
+from icl_jax.corpus.tokenizers import Tokenizer
+from icl_jax.data.packing import make_plan
+from icl_jax.data.shard_index import ShardIndex, load_indexes
+from icl_jax.data.tfrecord import encode_example, write_records
+from icl_jax.example_design.groups import Groups, read_keep
+from icl_jax.example_design.layout import Example, Marks, in_batch, in_context
+from icl_jax.example_design.packing import Piece, join, pack_rows
+from icl_jax.example_design.record_counts import add_up, count_groups
+from icl_jax.example_design.sentences import Sentences, open_sentences
+from icl_jax.example_design.tfds_metadata import write_metadata
+from icl_jax.parallel import Runner, progress_bar, run_shards
+from icl_jax.retrieval.design_folders import DesignFolders
+from icl_jax.step_folder import StepFolder, beside, read_inputs, write_json
+
+LAYOUTS = {"in_context": in_context, "in_batch": in_batch}
+_BYTES_PER_TOKEN = 4  # of text, about
+_SHUFFLE = "shuffle.npy"  # the numbers of all groups that were kept, in the order of the records
+
+
+def write_arm(
+    workdir: str,
+    groups_folder: Path,
+    arm: str,
+    layout: str,
+    limit: int,
+    seed: int,
+    shard_bytes: int,
+    runner: Runner,
+    folder: Path,
+) -> dict:
+    """Writes what is missing of an arm's records; its results.
+
+    `groups_folder` is that of a strategy, `layout` a key of LAYOUTS, `limit` the most tokens of a
+    record. A shard has about `shard_bytes` of text.
+    """
+    sentences, groups = Sentences.open(workdir), Groups.open(groups_folder)
+    tokenizer = Tokenizer.open(DesignFolders(workdir).tokenizer)
+    kept = [read_keep(groups_folder, i, len(shard)) for i, shard in enumerate(groups.shards)]
+    kept = np.concatenate([np.empty(0, bool), *kept])
+    inputs = {
+        "groups": read_inputs(groups_folder),
+        "kept": f"{zlib.crc32(np.packbits(kept)):08x}",
+        "sentences": sentences.fingerprint,
+        "tokenizer": tokenizer.fingerprint,
+        "layout": layout,
+        "limit": limit,
+        "seed": seed,
+        "shard_bytes": shard_bytes,
+    }
+    step = StepFolder(folder, inputs)
+    if step.results is None:
+        num_shards = _count_shards(sentences, groups.sizes[kept], shard_bytes)
+        order = _shuffle(np.flatnonzero(kept), seed, folder)
+        marks, key = Marks.of(tokenizer), f"{zlib.crc32(json.dumps(inputs).encode()):08x}"
+        tasks = [
+            (workdir, sentences.fingerprint, str(groups_folder), key, layout, marks, limit, seed,
+             str(record_file(folder, arm, index, num_shards)), index, num_shards)
+            for index in range(num_shards)
+        ]  # fmt: skip
+        counts = _make_shards(tasks, len(order), arm, folder, runner)
+        results = add_up(counts, limit)
+        results["groups_left_out"] = len(kept) - len(order)
+        description = f"Training examples of the arm {arm}, at most {limit} tokens each."
+        write_metadata(folder, arm, layout, description, counts)
+        step.complete(results)
+    return step.results
+
+
+def record_file(folder: Path, arm: str, index: int, num_shards: int) -> Path:
+    """Where the records of a shard lie."""
+    return folder / f"{arm}-train.tfrecord-{index:05d}-of-{num_shards:05d}"
+
+
+def make_record_shard(
+    workdir: str,
+    sentences_fingerprint: str,
+    groups_folder: str,
+    groups_fingerprint: str,
+    layout: str,
+    marks: Marks,
+    limit: int,
+    seed: int,
+    file: str,
+    index: int,
+    num_shards: int,
+) -> None:
+    """Writes the records of one slice of the shuffled groups, their index and their counts."""
+    sentences = open_sentences(workdir, sentences_fingerprint)
+    groups = _open_groups(groups_folder, groups_fingerprint)
+    path = Path(file)
+    order = np.load(path.parent / _SHUFFLE, mmap_mode="r")
+    cuts = [len(order) * i // num_shards for i in (index, index + 1)]
+    numbers = order[slice(*cuts)].tolist()
+    pieces = [_pieces(sentences, groups, number, layout, marks, limit) for number in numbers]
+    if layout == "in_context":
+        records = _rows(pieces, limit, (seed, index))
+    else:
+        records = _sentences_alone(numbers, pieces)
+    with beside(path) as partial:
+        write_records(partial, records)
+    (shard,) = load_indexes([epath.Path(path)])  # reads all of it again, and so checks it
+    rows = len(shard) if layout == "in_context" else _rows_when_packed(shard, limit, seed)
+    counts = count_groups(pieces, limit)
+    counts |= {"records": len(shard), "rows": rows, "bytes": shard.size}
+    write_json(_counts_file(path.parent, index), counts)
+
+
+def _count_shards(sentences: Sentences, sizes: np.ndarray, shard_bytes: int) -> int:
+    """By the number of sentences, taken to be of average length."""
+    if not len(sizes):
+        raise StageError(
+            "the gain filter left no group at all; lower design.examples.min_gain, or give another "
+            "design.examples.gain_model"
+        )
+    mean_tokens = 1 + int(sentences.lengths.sum(dtype=np.int64)) / len(sentences)
+    size = int(sizes.sum()) * mean_tokens * _BYTES_PER_TOKEN
+    return max(1, min(len(sizes), round(size / shard_bytes)))
+
+
+def _shuffle(numbers: np.ndarray, seed: int, folder: Path) -> np.ndarray:
+    """Stores these groups in random order; the same for all arms that have as many."""
+    order = np.random.RandomState(seed).permutation(numbers)
+    if not (folder / _SHUFFLE).exists():
+        with beside(folder / _SHUFFLE) as partial, partial.open("wb") as file:
+            np.save(file, order)
+    return order
+
+
+def _make_shards(
+    tasks: list[tuple], num_groups: int, arm: str, folder: Path, runner: Runner
+) -> list[dict]:
+    """Makes the shards that are not there; the counts of all."""
+    count = len(tasks)
+    sizes = np.diff([num_groups * i // count for i in range(count + 1)]).tolist()
+    left = [index for index in range(count) if not _counts_file(folder, index).exists()]
+    label = {"unit": "group", "unit_scale": True, "desc": f"records: {arm}"}
+    done = num_groups - sum(sizes[index] for index in left)
+    with progress_bar(total=num_groups, initial=done, **label) as bar:
+        chosen = [tasks[index] for index in left]
+        run_shards(make_record_shard, chosen, bar, [sizes[index] for index in left], runner)
+    return [json.loads(_counts_file(folder, index).read_text()) for index in range(count)]
+
+
+def _counts_file(folder: Path, index: int) -> Path:
+    """What was counted in a shard; it is written last, so that it says that the shard is done."""
+    return folder / f"counts-{index:05d}.json"
+
+
+@functools.lru_cache(maxsize=1)
+def _open_groups(folder: str, fingerprint: str) -> Groups:
+    """As `Groups.open`, kept from shard to shard."""
+    del fingerprint  # another one means that the folder was made anew
+    return Groups.open(Path(folder))
+
+
+def _pieces(
+    sentences: Sentences, groups: Groups, number: int, layout: str, marks: Marks, limit: int
+) -> list[Piece]:
+    """The examples of a group."""
+    shard, row = groups.place(number)
+    ids, similarities = groups.of(number)
+    facts = (ids, sentences.documents[ids], similarities)
+    examples = LAYOUTS[layout](sentences, shard, row, marks)
+    if isinstance(examples, Example):
+        pieces = [Piece(examples, *facts)]
+    else:
+        pieces = [
+            Piece(example, *(values[i : i + 1] for values in facts))
+            for i, example in enumerate(examples)
+        ]
+    longest = max(len(piece.example.tokens) for piece in pieces)
+    if longest > limit:
+        raise StageError(
+            f"group {number}, with the sentences {ids.tolist()}, makes an example of {longest} "
+            f"tokens, more than {limit}; delete the folder of its groups and build them again"
+        )
+    return pieces
+
+
+def _rows(groups: list[list[Piece]], limit: int, seed: tuple[int, int]) -> Iterator[bytes]:
+    lengths = np.array([len(piece.example.tokens) for (piece,) in groups])
+    for row in pack_rows(lengths, limit, seed):
+        yield encode_example(join([groups[i][0] for i in row]))
+
+
+def _sentences_alone(numbers: list[int], groups: list[list[Piece]]) -> Iterator[bytes]:
+    for number, pieces in zip(numbers, groups, strict=True):
+        for piece in pieces:
+            yield encode_example({**join([piece]), "batch_group": [number]})
+
+
+def _rows_when_packed(shard: ShardIndex, limit: int, seed: int) -> int:
+    """How many rows training makes of these records with data.pack=True."""
+    plan = make_plan(
+        shard.tokens, shard.batch_group, sequence_length=limit, rows_together=len(shard),
+        pack=True, seed=seed,
+    )  # fmt: skip
+    return int((np.diff(plan.starts) > 0).sum())

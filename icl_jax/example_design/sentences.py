@@ -1,0 +1,97 @@
+"""All sentences that an example may hold, under one numbering: the corpus, then the queries."""
+
+from collections.abc import Sequence
+import functools
+from pathlib import Path
+
+import numpy as np
+
+from icl_jax.corpus.sentence_table import DocumentInfo, SentenceTable
+from icl_jax.retrieval.design_folders import DesignFolders
+
+
+class Sentences:
+    """Sentence and document ids of the corpus are those of its table; those of queries follow.
+
+    Where the corpus is searched with its own sentences, every sentence of it is a query.
+    """
+
+    def __init__(self, corpus: SentenceTable, queries: SentenceTable | None = None):
+        self.corpus, self.queries = corpus, queries
+        self.tables = [corpus] if queries is None else [corpus, queries]
+        self.fingerprint = " ".join(table.fingerprint for table in self.tables)
+        self.first_query = 0 if queries is None else len(corpus)
+        self.num_documents = sum(table.num_documents for table in self.tables)
+
+    @classmethod
+    def open(cls, workdir: str | Path) -> "Sentences":
+        """Those of a workdir whose neighbours are found."""
+        folders = DesignFolders(workdir)
+        corpus = SentenceTable.open(folders.corpus)
+        own_queries = folders.has_queries
+        return cls(corpus, SentenceTable.open(folders.queries) if own_queries else None)
+
+    def __len__(self) -> int:
+        return sum(map(len, self.tables))
+
+    @property
+    def query_table(self) -> SentenceTable:
+        """The table of the sentences that ask; its sentence i has the id `first_query + i`."""
+        return self.queries or self.corpus
+
+    @functools.cached_property
+    def lengths(self) -> np.ndarray:
+        """Of every sentence, how many tokens it has (int32)."""
+        return np.concatenate([table.lengths for table in self.tables])
+
+    @functools.cached_property
+    def documents(self) -> np.ndarray:
+        """Of every sentence, the id of its document (int64)."""
+        if self.queries is None:
+            return self.corpus.documents
+        return np.concatenate(
+            [self.corpus.documents, self.queries.documents + self.corpus.num_documents]
+        )
+
+    def tokens(self, sentence: int) -> np.ndarray:
+        """The tokens of one sentence, without special ones (int32)."""
+        return self._call("tokens", sentence, len(self.corpus))
+
+    def text(self, sentence: int) -> str:
+        """The text of one sentence."""
+        return self._call("text", sentence, len(self.corpus))
+
+    def text_of(self, ids: Sequence[int]) -> list[str]:
+        """The texts of some sentences, in the order of their ids here."""
+        ids = np.asarray(ids, np.int64)
+        of_query = ids >= len(self.corpus)
+        found = np.empty(len(ids), object)
+        found[~of_query] = self.corpus.text_of(ids[~of_query])
+        if of_query.any():
+            found[of_query] = self.queries.text_of(ids[of_query] - len(self.corpus))
+        return found.tolist()
+
+    def position(self, sentence: int) -> int:
+        """The place of a sentence in its document, from 0."""
+        table, id = self._place(sentence, len(self.corpus))
+        return int(table.positions[id])
+
+    def document(self, id: int) -> DocumentInfo:
+        """What is known about a document."""
+        return self._call("document", id, self.corpus.num_documents)
+
+    def _place(self, id: int, corpus_size: int) -> tuple[SentenceTable, int]:
+        id = int(id)
+        return (self.corpus, id) if id < corpus_size else (self.query_table, id - corpus_size)
+
+    def _call(self, method: str, id: int, corpus_size: int):
+        table, id = self._place(id, corpus_size)
+        return getattr(table, method)(id)
+
+
+@functools.lru_cache(maxsize=1)
+def open_sentences(workdir: str, fingerprint: str) -> Sentences:
+    """As `Sentences.open`, kept from shard to shard; another fingerprint is another workdir."""
+    sentences = Sentences.open(workdir)
+    assert sentences.fingerprint == fingerprint, "the tables changed while they were read"
+    return sentences

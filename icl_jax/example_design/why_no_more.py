@@ -1,0 +1,104 @@
+"""Why a group holds no further sentence: what would have come next, and what kept it out."""
+
+import json
+from pathlib import Path
+
+import numpy as np
+
+from icl_jax.corpus.tokenizers import Tokenizer
+from icl_jax.example_design.layout import Marks
+from icl_jax.example_design.running_text import running_tokens
+from icl_jax.example_design.sentences import Sentences
+from icl_jax.retrieval.design_folders import DesignFolders
+from icl_jax.retrieval.neighbours import Neighbours
+
+
+class Reasons:
+    """Tells it for the groups of one strategy; `limit` is how many tokens an example may have."""
+
+    def __init__(self, workdir: str, strategy: str, limit: int, sentences: Sentences):
+        self.folders, self.strategy, self.limit = DesignFolders(workdir), strategy, limit
+        self.sentences = sentences
+        self.config = json.loads(self.folders.config.read_text())
+        self.tokenizer = Tokenizer.open(self.folders.tokenizer)
+        self.marks = Marks.of(self.tokenizer)
+
+    def tell(self, ids: np.ndarray, num_tokens: int) -> str:
+        """For a group of these sentences, which is an example of so many tokens in context."""
+        return getattr(self, f"_{self.strategy}")(ids.tolist(), self.limit - num_tokens)
+
+    def _task_only(self, ids: list[int], left: int) -> str:
+        return "this arm has each query alone"
+
+    def _neighbours(self, ids: list[int], left: int) -> str:
+        threshold = self.config["search"]["min_similarity"]
+        none = f"no further neighbour above {threshold:g} was stored"
+        return self._related(self.folders.neighbours, ids, left, none)
+
+    def _shared_entity(self, ids: list[int], left: int) -> str:
+        none = "no further sentence that shares a rare name or term was stored"
+        return self._related(self.folders.entity_neighbours, ids, left, none)
+
+    def _related(self, folder: Path, ids: list[int], left: int, none: str) -> str:
+        found, scores = self._stored(folder, ids[0])
+        taken = len(ids) - 1
+        if taken < len(found):
+            next_id = int(found[taken])
+            length = int(self.sentences.lengths[next_id])
+            return (
+                f"the next neighbour #{next_id} ({scores[taken]:.3f}) has {length} tokens and a "
+                f"separator, but only {left} of {self.limit} were left"
+            )
+        most = self.config["search"]["neighbours"]
+        if len(found) >= most:
+            return f"all that were stored are here: design.search.neighbours = {most}"
+        return f"{none} ({len(found)} found)"
+
+    def _random(self, ids: list[int], left: int) -> str:
+        found, scores = self._stored(self.folders.neighbours, ids[0])
+        taken = len(ids) - 1
+        replaced = ", ".join(f"#{i} ({s:.3f})" for i, s in zip(found[:taken], scores[:taken]))
+        return (
+            "dealt at random from the neighbours of all queries, as many as the query's own, in "
+            f"place of {replaced or 'none'}"
+        )
+
+    def _stored(self, folder: Path, query: int) -> tuple[np.ndarray, np.ndarray]:
+        return Neighbours.open(folder).of(query - self.sentences.first_query)
+
+    def _contiguous(self, ids: list[int], left: int) -> str:
+        last, documents = ids[-1], self.sentences.corpus.documents
+        if last + 1 == len(documents) or documents[last + 1] != documents[last]:
+            return "the document ends here"
+        return self._too_long("the next sentence of the document", last + 1, left)
+
+    def _document_path(self, ids: list[int], left: int) -> str:
+        last, documents = ids[-1], self.sentences.corpus.documents
+        if last + 1 < len(documents) and documents[last + 1] == documents[last]:
+            return self._too_long("the next sentence of the document", last + 1, left)
+        path = np.load(self.folders.groups / "document_path" / "path" / "path.npy", mmap_mode="r")
+        place = int(np.flatnonzero(path["document"] == documents[last])[0])
+        if place + 1 == len(path):
+            return "the path ends here"
+        first = int(path["first"][place + 1])
+        # A separator stands between documents: in place of the end that was counted, if there is.
+        room = left if self.marks.begin is None else left - 1
+        if sum(self._running_length(first)) <= room:
+            return "a part of the path ends here: each part is cut into contexts by itself"
+        return self._too_long("the first sentence of the next document of the path", first, room)
+
+    def _too_long(self, what: str, sentence: int, left: int) -> str:
+        length, end = self._running_length(sentence)
+        ended = " and ends its document with one more" if end else ""
+        return (
+            f"{what}, #{sentence}, has {length} tokens{ended}, but only {left} of {self.limit} "
+            "were left"
+        )
+
+    def _running_length(self, sentence: int) -> tuple[int, int]:
+        """The tokens of a sentence in running text, and of the document's end behind it."""
+        corpus = self.sentences.corpus
+        tokens, _ = running_tokens(corpus, sentence, sentence + 1, self.tokenizer)
+        documents = corpus.documents
+        ends = sentence + 1 == len(corpus) or documents[sentence + 1] != documents[sentence]
+        return len(tokens), int(ends and self.marks.begin is None)

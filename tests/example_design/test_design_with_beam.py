@@ -1,0 +1,25 @@
+"""The whole design stage by Apache Beam: byte for byte what processes of this machine make."""
+
+import pytest
+
+from icl_jax.config import ExamplesConfig
+from icl_jax.config_problems import ARMS
+from icl_jax.example_design.build import design
+from icl_jax.retrieval.design_folders import DesignFolders
+from tests.example_design.test_kill_design import assert_same
+from tests.retrieval.test_find_related import experiment, write_corpus
+
+pytest.importorskip("apache_beam")
+
+
+def test_beam_makes_the_same_records_of_every_arm(tmp_path):
+    file = write_corpus(tmp_path, people=20)
+    examples = ExamplesConfig(arms=ARMS, evaluation_files=(str(file),), overlap_words=5)
+    for runner in ("local", "beam"):
+        config = experiment(file, examples=examples, runner=runner)
+        config.sequence_length = 130
+        design(config, tmp_path / runner)
+    assert_same(tmp_path / "beam", tmp_path / "local")
+    design_folder = DesignFolders(tmp_path / "beam").path
+    assert len(list(design_folder.glob("arms/*/*.tfrecord-*-of-*[0-9]"))) > len(ARMS)
+    assert not (design_folder / "beam").exists()  # what workers left for the launcher

@@ -1,0 +1,80 @@
+"""The random control holds the same sentences, dealt to queries that they are not related to."""
+
+import numpy as np
+import pytest
+
+from icl_jax.config import StageError
+from icl_jax.example_design.groups import GroupShard, write_groups
+from icl_jax.example_design.layout import Marks
+from icl_jax.example_design.random_groups import Slots, deal, deal_anew
+
+MARKS = Marks(None, 1, 2)
+
+
+def made_up(num_groups=200, num_sentences=500, seed=0):
+    """Groups of a query and up to five neighbours; lengths from 3 to 12, documents of four."""
+    rng = np.random.default_rng(seed)
+    rows = [
+        rng.choice(num_sentences, 1 + rng.integers(6), replace=False) for _ in range(num_groups)
+    ]
+    offsets = np.append(0, np.cumsum([len(row) for row in rows]))
+    ids = np.concatenate(rows)
+    lengths = rng.integers(3, 13, num_sentences)
+    return GroupShard(offsets, ids, np.ones(len(ids), np.float32)), lengths, ids.max() + 1
+
+
+def tokens_of(groups, ids, lengths):
+    return np.add.reduceat(lengths[ids] + 1, groups.offsets[:-1])
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_same_sentences_same_counts_same_lengths_and_no_relation(seed):
+    groups, lengths, _ = made_up(seed=seed)
+    documents = np.arange(len(lengths)) // 4
+    slots = Slots.of([groups], [np.ones(len(groups), bool)])
+    room = int((tokens_of(groups, groups.ids, lengths) - 1).max())
+    dealt, left = deal(slots, lengths, documents, room, seed)
+    assert left == 0
+    assert sorted(dealt) == sorted(slots.originals)
+    for group, query in enumerate(slots.queries):
+        part = slice(slots.first[group], slots.first[group + 1])
+        got, before = dealt[part], slots.originals[part]
+        assert len({query, *got}) == len(got) + 1
+        assert not {*got} & {*before}
+        assert not (documents[got] == documents[query]).any()
+        assert lengths[query] + lengths[got].sum() + len(got) <= room
+    # Nearly every group is as long as it was: lengths differ only where no other swap was found.
+    before = np.array(
+        [lengths[slots.originals[a:b]].sum() for a, b in zip(slots.first, slots.first[1:])]
+    )
+    after = np.array([lengths[dealt[a:b]].sum() for a, b in zip(slots.first, slots.first[1:])])
+    assert np.mean(before == after) > 0.95
+
+
+def test_the_deal_is_random_and_the_seed_decides():
+    groups, lengths, _ = made_up(400)
+    slots = Slots.of([groups], [np.ones(len(groups), bool)])
+    first, again, other = (deal(slots, lengths, None, 100, seed)[0] for seed in (1, 1, 2))
+    assert (first == again).all()
+    assert np.mean(first == other) < 0.1
+
+
+def test_groups_that_the_gain_filter_left_out_give_and_get_nothing():
+    groups, lengths, _ = made_up()
+    keep = np.arange(len(groups)) % 2 == 0
+    slots = Slots.of([groups], [keep])
+    assert (slots.queries == groups.ids[groups.offsets[:-1]][keep]).all()
+    assert len(slots.originals) == (np.diff(groups.offsets) - 1)[keep].sum()
+    dealt, _ = deal(slots, lengths, None, 100, 0)
+    assert sorted(dealt) == sorted(slots.originals)
+
+
+def test_a_pool_that_allows_no_other_arrangement_is_told(tmp_path):
+    groups = GroupShard(np.array([0, 3]), np.array([0, 1, 2]), np.ones(3, np.float32))
+    write_groups(tmp_path, 0, groups)
+
+    class Sentences:
+        lengths, documents = np.full(3, 5), np.arange(3)
+
+    with pytest.raises(StageError, match=r"of 2 neighbours of 1 groups, 2 find no other query"):
+        deal_anew(tmp_path, 1, Sentences, False, 100, MARKS, 0, tmp_path)
