@@ -1,6 +1,7 @@
 """The sentence table: every sentence of a corpus by id, with its tokens, document and position."""
 
 from collections.abc import Callable, Sequence
+import contextlib
 import dataclasses
 import functools
 import importlib.metadata
@@ -24,9 +25,10 @@ from icl_jax.corpus.shards import plan_shards
 from icl_jax.corpus.table_results import add_up, check_bad_documents, check_sentences
 from icl_jax.corpus.tokenizers import Tokenizer
 from icl_jax.parallel import Runner, progress_bar, run_shards
-from icl_jax.step_folder import StepFolder, read_results
+from icl_jax.step_folder import StepFolder, beside, read_results
 
 _FIRST_SHARDS = 16
+COLUMN = "{}.npy"
 
 
 class DocumentInfo(NamedTuple):
@@ -96,21 +98,18 @@ class SentenceTable:
 
     @functools.cached_property
     def documents(self) -> np.ndarray:
-        """Of every sentence, the id of its document."""
-        documents = np.repeat(self.document_starts[:-1], np.diff(self.starts))
-        documents += self._column("document")
-        return documents
+        """Of every sentence, the id of its document (int64)."""
+        return self._column("documents")
 
     @functools.cached_property
     def lengths(self) -> np.ndarray:
         """Of every sentence, how many tokens it has (int32)."""
-        lengths = [np.diff(offsets) for _, offsets in self._tokens]
-        return np.concatenate([np.empty(0, np.int32), *lengths])
+        return self._column("lengths")
 
     @functools.cached_property
     def positions(self) -> np.ndarray:
         """Of every sentence, its place in its document, from 0 (int32)."""
-        return self._column("position")
+        return self._column("positions")
 
     def document(self, id: int) -> DocumentInfo:
         """What is known about a document."""
@@ -119,7 +118,14 @@ class SentenceTable:
         return DocumentInfo(*(columns.column(f)[row].as_py() for f in DocumentInfo._fields))
 
     def _column(self, name: str) -> np.ndarray:
-        return np.concatenate([batch.column(name).to_numpy() for batch in self._sentences])
+        """Mapped, so that all processes of a machine share it."""
+        path = self.folder / COLUMN.format(name)
+        try:
+            return np.load(path, mmap_mode="r" if len(self) else None).view(np.ndarray)
+        except (OSError, ValueError) as error:
+            raise StageError(
+                f"{path} is damaged ({error}); delete {self.folder} and run the design stage again"
+            ) from None
 
     def _place(self, id: int, starts: np.ndarray) -> tuple[int, int]:
         if not 0 <= id < starts[-1]:
@@ -177,6 +183,7 @@ def build_table(
         check = functools.partial(check_bad_documents, config=config, folder=folder, field=field)
         summaries = _make_shards(tasks, [shard.bytes for shard in shards], folder, runner, check)
         check_sentences(summaries, field)
+        _write_columns(folder, summaries)
         step.complete(add_up(summaries))
     return SentenceTable.open(folder)
 
@@ -192,6 +199,27 @@ def _inputs(config: CorpusConfig, tokenizer: str, shard_bytes: int, field: str) 
         "rules": RULES_VERSION,
         "sentencex": importlib.metadata.version("sentencex"),
     }
+
+
+def _write_columns(folder: Path, summaries: Sequence[ShardSummary]) -> None:
+    """What is looked up by sentence id, each in one array over all shards."""
+    ends = np.cumsum([summary.sentences for summary in summaries])
+    documents = np.cumsum([0, *(summary.documents for summary in summaries)])
+    with contextlib.ExitStack() as files:
+        columns = {}
+        for name, dtype in {"documents": "i8", "lengths": "i4", "positions": "i4"}.items():
+            partial = files.enter_context(beside(folder / COLUMN.format(name)))
+            shape = (int(ends[-1]),)
+            columns[name] = np.lib.format.open_memmap(partial, "w+", np.dtype(dtype), shape)
+        for index, end in enumerate(ends):
+            with pa.memory_map(str(folder / SENTENCES.format(index))) as file:
+                shard = pa.ipc.open_file(file).get_batch(0)
+            part = slice(end - len(shard), end)
+            columns["documents"][part] = shard.column("document").to_numpy() + documents[index]
+            columns["lengths"][part] = np.diff(shard.column("tokens").offsets.to_numpy())
+            columns["positions"][part] = shard.column("position").to_numpy()
+        for column in columns.values():
+            column.flush()
 
 
 def _make_shards(

@@ -66,8 +66,13 @@ def deal_anew(
     shards = [read_groups(neighbours, index) for index in range(num_shards)]
     kept = [read_keep(neighbours, index, len(shard)) for index, shard in enumerate(shards)]
     slots = Slots.of(shards, kept)
-    documents = None if same_document else sentences.documents
-    dealt, left = deal(slots, sentences.lengths, documents, limit - marks.ends, seed)
+    # All that is dealt is of the corpus; of a task's own queries only the lengths matter.
+    lengths, documents = sentences.corpus.lengths, sentences.corpus.documents
+    if same_document or sentences.queries is not None:
+        documents = None
+    dealt, left = deal(
+        slots, lengths, sentences.lengths_of(slots.queries), documents, limit - marks.ends, seed
+    )
     if 2 * left > len(dealt) > 0:
         raise StageError(
             f"the arms random_* cannot be made: of {len(dealt)} neighbours of {len(slots.queries)} "
@@ -115,6 +120,7 @@ def count_slots(neighbours: str, index: int) -> int:
 def deal(
     slots: Slots,
     lengths: np.ndarray,
+    query_lengths: np.ndarray,
     documents: np.ndarray | None,
     room: int,
     seed: int,
@@ -130,7 +136,7 @@ def deal(
     sorted_length = length[by_length]
     dealt = np.empty_like(slots.originals)
     dealt[by_length] = slots.originals[np.lexsort((rng.random_sample(len(length)), length))]
-    table = _Table(slots, dealt, lengths, documents, room)
+    table = _Table(slots, dealt, lengths, query_lengths, documents, room)
     left = 0
     for slot in np.flatnonzero(_conflicts(slots, dealt, documents)).tolist():
         if table.allows(slot, dealt[slot]):  # an earlier swap has helped
@@ -148,11 +154,19 @@ def deal(
 class _Table:
     """Where the sentences lie while they are swapped."""
 
-    def __init__(self, slots: Slots, dealt: np.ndarray, lengths, documents, room: int):
+    def __init__(
+        self,
+        slots: Slots,
+        dealt: np.ndarray,
+        lengths: np.ndarray,
+        query_lengths: np.ndarray,
+        documents: np.ndarray | None,
+        room: int,
+    ):
         self.slots, self.dealt, self.lengths, self.documents = slots, dealt, lengths, documents
         sizes = np.diff(slots.first)
         used = np.append(0, np.cumsum(lengths[dealt], dtype=np.int64))[slots.first]
-        self.free = room - lengths[slots.queries] - np.diff(used) - sizes
+        self.free = room - query_lengths - np.diff(used) - sizes
 
     def allows(self, slot: int, sentence: int) -> bool:
         """Whether a sentence may lie in a slot, in place of what lies there."""

@@ -130,7 +130,7 @@ def _count_shards(sentences: Sentences, sizes: np.ndarray, shard_bytes: int) -> 
             "the gain filter left no group at all; lower design.examples.min_gain, or give another "
             "design.examples.gain_model"
         )
-    mean_tokens = 1 + int(sentences.lengths.sum(dtype=np.int64)) / len(sentences)
+    mean_tokens = 1 + sentences.num_tokens / len(sentences)
     size = int(sizes.sum()) * mean_tokens * _BYTES_PER_TOKEN
     return max(1, min(len(sizes), round(size / shard_bytes)))
 
@@ -177,7 +177,7 @@ def _pieces(
     """The examples of a group."""
     shard, row = groups.place(number)
     ids, similarities = groups.of(number)
-    facts = (ids, sentences.documents[ids], similarities)
+    facts = (ids, sentences.documents_of(ids), similarities)
     examples = LAYOUTS[layout](sentences, shard, row, marks)
     if isinstance(examples, Example):
         pieces = [Piece(examples, *facts)]

@@ -27,7 +27,7 @@ def make_shard(
     ids, similarities = related["ids"].values.to_numpy(), related["similarities"].values.to_numpy()
     queries = sentences.first_query + sentences.query_table.starts[index] + np.arange(len(related))
     taken = take_until_full(
-        sentences.lengths[queries], sentences.lengths[ids], offsets, limit, marks
+        sentences.lengths_of(queries), sentences.lengths_of(ids), offsets, limit, marks
     )
     found = np.diff(offsets)
     kept = taken >= min_neighbours

@@ -91,7 +91,7 @@ class GroupReader:
     def describe(self, ids: Sequence[int]) -> dict:
         """What is known about these sentences and their documents, by id."""
         ids = sorted(set(ids))
-        documents = self.sentences.documents[ids].tolist()
+        documents = self.sentences.documents_of(ids).tolist()
         texts = self.sentences.text_of(ids)
         described = {
             id: {"text": text, "document": document, "position": self.sentences.position(id)}

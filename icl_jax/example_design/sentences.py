@@ -35,23 +35,33 @@ class Sentences:
         return sum(map(len, self.tables))
 
     @property
+    def num_tokens(self) -> int:
+        """Of all sentences."""
+        return sum(int(table.lengths.sum(dtype=np.int64)) for table in self.tables)
+
+    @property
     def query_table(self) -> SentenceTable:
         """The table of the sentences that ask; its sentence i has the id `first_query + i`."""
         return self.queries or self.corpus
 
-    @functools.cached_property
-    def lengths(self) -> np.ndarray:
-        """Of every sentence, how many tokens it has (int32)."""
-        return np.concatenate([table.lengths for table in self.tables])
+    def lengths_of(self, ids: np.ndarray) -> np.ndarray:
+        """How many tokens these sentences have."""
+        return self._look_up("lengths", ids, 0)
 
-    @functools.cached_property
-    def documents(self) -> np.ndarray:
-        """Of every sentence, the id of its document (int64)."""
-        if self.queries is None:
-            return self.corpus.documents
-        return np.concatenate(
-            [self.corpus.documents, self.queries.documents + self.corpus.num_documents]
-        )
+    def documents_of(self, ids: np.ndarray) -> np.ndarray:
+        """The ids of the documents of these sentences."""
+        return self._look_up("documents", ids, self.corpus.num_documents)
+
+    def _look_up(self, column: str, ids: np.ndarray, shift: int) -> np.ndarray:
+        ids = np.asarray(ids, np.int64)
+        of_query = ids >= len(self.corpus)
+        if not of_query.any():
+            return getattr(self.corpus, column)[ids]
+        found = np.empty(ids.shape, np.int64)
+        found[~of_query] = getattr(self.corpus, column)[ids[~of_query]]
+        own = getattr(self.queries, column)[ids[of_query] - len(self.corpus)]
+        found[of_query] = own + shift
+        return found
 
     def tokens(self, sentence: int) -> np.ndarray:
         """The tokens of one sentence, without special ones (int32)."""

@@ -44,7 +44,7 @@ class Reasons:
         taken = len(ids) - 1
         if taken < len(found):
             next_id = int(found[taken])
-            length = int(self.sentences.lengths[next_id])
+            length = int(self.sentences.lengths_of(next_id))
             return (
                 f"the next neighbour #{next_id} ({scores[taken]:.3f}) has {length} tokens and a "
                 f"separator, but only {left} of {self.limit} were left"

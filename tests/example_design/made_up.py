@@ -67,7 +67,7 @@ def related_groups(sentences: Sentences, count: int, limit: int, seed: int = 0) 
     offsets, ids, scores = [0], [], []
     for _ in range(count):
         chosen = rng.choice(len(sentences), rng.randint(1, 8), replace=False)
-        used = np.cumsum(sentences.lengths[chosen] + 1) + 1
+        used = np.cumsum(sentences.lengths_of(chosen) + 1) + 1
         chosen = chosen[: max(1, int((used <= limit).sum()))]
         ids += chosen.tolist()
         scores += [1.0, *np.sort(rng.random_sample(len(chosen) - 1))[::-1]]
@@ -82,12 +82,12 @@ def running_groups(sentences: Sentences, limit: int, end: int) -> GroupShard:
     for document in range(sentences.corpus.num_documents):
         used = 0
         for sentence in np.flatnonzero(documents == document):
-            if used + sentences.lengths[sentence] + 3 > limit:  # special tokens, RoBERTa's too
+            if used + sentences.lengths_of(sentence) + 3 > limit:  # special tokens, RoBERTa's too
                 break
             ids.append(sentence)
             starts.append(used)
             tokens += sentences.tokens(sentence).tolist()
-            used += sentences.lengths[sentence]
+            used += sentences.lengths_of(sentence)
         else:
             tokens.append(end)
         offsets.append(len(ids))

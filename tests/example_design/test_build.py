@@ -118,10 +118,10 @@ def test_in_context_examples_are_query_and_neighbours_in_order(built):
             assert shown == text.replace("|> ", "|>") + "<|endoftext|>"
             if len(others) < len(found):  # the next did not fit
                 tokens = int((record["group"] == group).sum())
-                assert tokens + 1 + sentences.lengths[found[len(others)]] > 130
+                assert tokens + 1 + sentences.lengths_of(found[len(others)]) > 130
             seen += 1
     assert seen == len(Groups.open(folders.groups / "neighbours")) > 60
-    documents = sentences.documents[record["sentence_ids"]]
+    documents = sentences.documents_of(record["sentence_ids"])
     assert (documents == record["document_ids"]).all()
 
 

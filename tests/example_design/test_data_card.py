@@ -115,7 +115,7 @@ def test_a_sample_is_one_sentence_as_every_arm_groups_it(card, workdir):
             assert told["text"] == sentences.text(id)
             assert told["position"] == sentences.position(id)
             place = card["documents"][str(told["document"])]
-            assert place == sentences.document(sentences.documents[id])._asdict()
+            assert place == sentences.document(int(sentences.documents_of(id)))._asdict()
 
 
 def test_the_card_is_the_same_each_time_but_for_cost_and_versions(card, workdir):

@@ -88,7 +88,7 @@ def test_the_reason_of_neighbours_is_the_limit_the_threshold_or_the_number(workd
     opened = ArmRecords(str(workdir), "neighbours_in_context")
     records = opened.records
     neighbours = Neighbours.open(DesignFolders(workdir).neighbours)
-    lengths = Sentences.open(workdir).lengths
+    lengths = Sentences.open(workdir).corpus.lengths
     seen = set()
     for index in range(len(records)):
         show_record(opened, index)

@@ -1,5 +1,7 @@
 """The random control holds the same sentences, dealt to queries that they are not related to."""
 
+import types
+
 import numpy as np
 import pytest
 
@@ -33,7 +35,7 @@ def test_same_sentences_same_counts_same_lengths_and_no_relation(seed):
     documents = np.arange(len(lengths)) // 4
     slots = Slots.of([groups], [np.ones(len(groups), bool)])
     room = int((tokens_of(groups, groups.ids, lengths) - 1).max())
-    dealt, left = deal(slots, lengths, documents, room, seed)
+    dealt, left = deal(slots, lengths, lengths[slots.queries], documents, room, seed)
     assert left == 0
     assert sorted(dealt) == sorted(slots.originals)
     for group, query in enumerate(slots.queries):
@@ -54,7 +56,9 @@ def test_same_sentences_same_counts_same_lengths_and_no_relation(seed):
 def test_the_deal_is_random_and_the_seed_decides():
     groups, lengths, _ = made_up(400)
     slots = Slots.of([groups], [np.ones(len(groups), bool)])
-    first, again, other = (deal(slots, lengths, None, 100, seed)[0] for seed in (1, 1, 2))
+    first, again, other = (
+        deal(slots, lengths, lengths[slots.queries], None, 100, seed)[0] for seed in (1, 1, 2)
+    )
     assert (first == again).all()
     assert np.mean(first == other) < 0.1
 
@@ -65,7 +69,7 @@ def test_groups_that_the_gain_filter_left_out_give_and_get_nothing():
     slots = Slots.of([groups], [keep])
     assert (slots.queries == groups.ids[groups.offsets[:-1]][keep]).all()
     assert len(slots.originals) == (np.diff(groups.offsets) - 1)[keep].sum()
-    dealt, _ = deal(slots, lengths, None, 100, 0)
+    dealt, _ = deal(slots, lengths, lengths[slots.queries], None, 100, 0)
     assert sorted(dealt) == sorted(slots.originals)
 
 
@@ -73,8 +77,9 @@ def test_a_pool_that_allows_no_other_arrangement_is_told(tmp_path):
     groups = GroupShard(np.array([0, 3]), np.array([0, 1, 2]), np.ones(3, np.float32))
     write_groups(tmp_path, 0, groups)
 
-    class Sentences:
-        lengths, documents = np.full(3, 5), np.arange(3)
-
+    corpus = types.SimpleNamespace(lengths=np.full(3, 5), documents=np.arange(3))
+    sentences = types.SimpleNamespace(
+        corpus=corpus, queries=None, lengths_of=lambda ids: corpus.lengths[ids]
+    )
     with pytest.raises(StageError, match=r"of 2 neighbours of 1 groups, 2 find no other query"):
-        deal_anew(tmp_path, 1, Sentences, False, 100, MARKS, 0, tmp_path)
+        deal_anew(tmp_path, 1, sentences, False, 100, MARKS, 0, tmp_path)

@@ -96,7 +96,7 @@ def test_in_context_every_group_is_one_example_with_separators(made):
                 assert start == len(tokens)
                 tokens += [*sentences.tokens(sentence), marks.separator]
             assert group["tokens"].tolist() == [*tokens[:-1], marks.end]
-            assert (group["document_ids"] == sentences.documents[group["sentence_ids"]]).all()
+            assert (group["document_ids"] == sentences.documents_of(group["sentence_ids"])).all()
             found.append(key(group["sentence_ids"], group["similarities"]))
     assert sorted(found) == expected
 
@@ -118,7 +118,7 @@ def test_in_batch_every_sentence_is_a_record_and_those_of_a_group_follow_each_ot
                 record = records[i]
                 assert record["batch_group"].tolist() == [number]
                 assert record["sentence_ids"].tolist() == [sentence]
-                assert record["document_ids"].tolist() == [sentences.documents[sentence]]
+                assert record["document_ids"].tolist() == [sentences.documents_of(sentence)]
                 assert record["similarities"].tolist() == [similarity]
                 assert record["sentence_starts"].tolist() == [len(begin)]
                 expected = [*begin, *sentences.tokens(sentence), marks.end]
@@ -262,7 +262,7 @@ def test_groups_that_the_gain_filter_left_out_are_in_no_record(made, tmp_path):
 
 def test_a_group_longer_than_the_limit_is_named(made, tmp_path):
     workdir, sentences, _ = made
-    ids = np.argsort(sentences.lengths)[-8:]
+    ids = np.argsort(sentences.corpus.lengths)[-8:]
     groups = GroupShard(np.array([0, 8]), ids, np.ones(8, np.float32))
     write_strategy(DesignFolders(workdir).groups / "long", [groups])
     with pytest.raises(StageError, match=r"group 0, with the sentences .* more than 127"):
