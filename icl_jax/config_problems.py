@@ -27,6 +27,7 @@ JAX_INDEXES = ("auto", "exact", "approximate")
 MIN_TRAINED_VOCABULARY = 257
 MAX_NEIGHBOURS = 500  # a query is given 2,048 candidates at most
 MAX_SHARD_MEGABYTES = 512  # a worker holds a whole shard
+MAX_SEED = 2**32 - 1  # of numpy.random.RandomState
 
 
 def network_problems(config) -> list[str]:
@@ -170,9 +171,9 @@ def search_problems(config) -> list[str]:
 def examples_problems(config) -> list[str]:
     found: list[str] = []
     for arm in config.arms:
-        require_choice(found, "an entry of arms", arm, ARMS)
+        require_choice(found, "arms: each", arm, ARMS)
     for strategy in config.gain_strategies:
-        require_choice(found, "an entry of gain_strategies", strategy, GAIN_STRATEGIES)
+        require_choice(found, "gain_strategies: each", strategy, GAIN_STRATEGIES)
     if len(set(config.arms)) < len(config.arms) or not config.arms:
         found.append(f"arms must be different ones, at least one, got {config.arms}")
     for name in ("max_tokens", "min_neighbours", "card_samples"):
@@ -257,8 +258,8 @@ def training_problems(config) -> list[str]:
 def experiment_problems(config) -> list[str]:
     found = []
     require_positive(found, config, "batch_size", "sequence_length")
-    if config.seed < 0:
-        found.append(f"seed must be at least 0, got {config.seed}")
+    if not 0 <= config.seed <= MAX_SEED:
+        found.append(f"seed must be from 0 to {MAX_SEED} (2**32 - 1), got {config.seed}")
     if config.sequence_length > config.model.context_length:
         found.append(
             f"sequence_length {config.sequence_length} is longer than "

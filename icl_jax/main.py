@@ -32,10 +32,10 @@ def _design(config: ExperimentConfig, workdir) -> None:
     design(config, workdir)
 
 
-def _check_training(config: ExperimentConfig) -> None:
-    from icl_jax.training.checks import check_config
+def _check_before_design(config: ExperimentConfig, workdir) -> None:
+    from icl_jax.training.checks import check_before_design
 
-    check_config(config)
+    check_before_design(config, workdir)
 
 
 def _train(config: ExperimentConfig, workdir) -> None:
@@ -82,13 +82,17 @@ def main(argv: Sequence[str]) -> None:
     try:
         from etils import epath
 
+        workdir = epath.Path(_WORKDIR.value)
         if "design" in stages and "train" in stages:
-            _check_training(config)  # not after hours of designing
+            _check_before_design(config, workdir)  # not after hours of designing
         for name in STAGES:
             if name in stages:
-                STAGES[name](config, epath.Path(_WORKDIR.value))
+                STAGES[name](config, workdir)
     except (ConfigError, StageError) as error:
         _stop(str(error))
+    except KeyboardInterrupt:
+        print("\nstopped; the same command goes on from what was finished", file=sys.stderr)
+        sys.exit(130)
 
 
 def _parse(argv: Sequence[str]) -> list[str]:

@@ -56,10 +56,11 @@ def run_shards(
             results.append(function(*task))
             bar.update(size)
         return results
-    pool = _pool(runner.threads)
-    futures = [pool.submit(_call, function, task) for task in tasks]
-    size_of = dict(zip(futures, sizes, strict=True))
+    pool, futures = _working_pool(runner.threads), []
     try:
+        for task in tasks:
+            futures.append(pool.submit(_call, function, task))
+        size_of = dict(zip(futures, sizes, strict=True))
         for future in concurrent.futures.as_completed(futures):
             note_worker(*future.result()[1])
             bar.update(size_of[future])
@@ -94,6 +95,15 @@ def _pool(workers: int) -> concurrent.futures.ProcessPoolExecutor:
     return concurrent.futures.ProcessPoolExecutor(
         workers, multiprocessing.get_context("spawn"), initializer=_end_with_parent
     )
+
+
+def _working_pool(workers: int) -> concurrent.futures.ProcessPoolExecutor:
+    """The kept one; a new one where a worker died since, for it had no work that would be lost."""
+    try:
+        _pool(workers).submit(int)  # nothing, only to hear whether it still takes work
+    except concurrent.futures.process.BrokenProcessPool:
+        _pool.cache_clear()
+    return _pool(workers)
 
 
 def _call(function: Callable, task: tuple) -> tuple:

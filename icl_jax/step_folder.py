@@ -13,12 +13,23 @@ from pathlib import Path
 import shutil
 import uuid
 
-from icl_jax.config import StageError
+from icl_jax.config import ConfigError, StageError
 from icl_jax.config_tree import differences
 from icl_jax.step_cost import StepCost
 
 _PARTIAL = ".partial"
 _SHOWN = 5  # differences in one message
+
+
+class OtherInputsError(StageError):
+    """A folder whose files were made from other inputs than those at hand."""
+
+    def __init__(self, path: Path, differences: str):
+        self.path, self.differences = path, differences
+        super().__init__(
+            f"{path} was made from other inputs ({differences}); choose another --workdir, undo "
+            "the difference, or delete that folder"
+        )
 
 
 class StepFolder:
@@ -34,10 +45,7 @@ class StepFolder:
             wrong = differences(json.loads(held.read_text()), inputs)
             if wrong:
                 more = f"; and {len(wrong) - _SHOWN} more" if len(wrong) > _SHOWN else ""
-                raise StageError(
-                    f"{path} was made from other inputs ({'; '.join(wrong[:_SHOWN])}{more}); "
-                    "choose another --workdir, undo the difference, or delete that folder"
-                )
+                raise OtherInputsError(path, f"{'; '.join(wrong[:_SHOWN])}{more}")
         else:  # nothing is there that could be mixed up
             path.mkdir(parents=True, exist_ok=True)
             write_json(held, inputs)
@@ -70,8 +78,14 @@ def read_inputs(path: Path) -> dict:
 @contextlib.contextmanager
 def alone_in(path: Path):
     """Holds a folder for this process; a second one that would write there is sent away."""
-    path.mkdir(parents=True, exist_ok=True)
-    with (path / "lock").open("w") as file:
+    try:
+        path.mkdir(parents=True, exist_ok=True)
+        lock = (path / "lock").open("w")
+    except OSError as error:
+        raise ConfigError(
+            f"--workdir: {path} cannot be written to ({error.strerror}); choose another"
+        ) from None
+    with lock as file:
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:

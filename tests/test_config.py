@@ -69,6 +69,13 @@ def test_all_problems_come_in_one_message_with_their_path():
         assert path in str(caught.value)
 
 
+@pytest.mark.parametrize("seed", [-1, 2**32])
+def test_a_seed_that_numpy_does_not_take_is_refused(seed):
+    with pytest.raises(ConfigError, match=rf"seed must be from 0 to 4294967295 .*, got {seed}"):
+        validate(ExperimentConfig(seed=seed))
+    validate(ExperimentConfig(seed=2**32 - 1))
+
+
 def test_rows_longer_than_the_positions_are_refused():
     config = ExperimentConfig(sequence_length=2000)
     with pytest.raises(ConfigError, match=r"sequence_length 2000.*context_length 1024"):

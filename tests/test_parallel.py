@@ -1,6 +1,7 @@
 """Shards run in processes, in order, with progress; an error and a killed parent end them."""
 
 import os
+from pathlib import Path
 import signal
 import subprocess
 import sys
@@ -46,6 +47,31 @@ def die(number: int) -> None:
 def test_a_worker_that_was_killed_is_told():
     with progress_bar(disable=True) as bar, pytest.raises(StageError, match="lack of memory"):
         run_shards(die, [(1,), (2,)], bar, sizes=[1, 1], runner=Runner(2))
+
+
+def meet(folder: str) -> int:
+    """Waits for another worker that does the same, so that each has one task."""
+    (Path(folder) / str(os.getpid())).touch()
+    wait_for(lambda: os.listdir(folder), 2)
+    return os.getpid()
+
+
+def test_a_worker_that_died_between_two_calls_harms_nobody(tmp_path):
+    with progress_bar(disable=True) as bar:
+        workers = run_shards(meet, [(str(tmp_path),)] * 2, bar, [1, 1], Runner(2))
+        os.kill(workers[0], signal.SIGKILL)
+        # When the pool has noticed, it ends the other one too.
+        wait_for(lambda: [worker for worker in workers if not is_running(worker)], 2)
+        results = run_shards(square, [(1,), (2,)], bar, [1, 1], Runner(2))
+    assert [value for value, _ in results] == [1, 4]
+    assert not {*workers} & {process for _, process in results}
+
+
+def test_after_a_worker_was_killed_at_its_work_the_next_call_has_new_ones():
+    with progress_bar(disable=True) as bar:
+        with pytest.raises(StageError, match="lack of memory"):
+            run_shards(die, [(1,)] * 3, bar, [1] * 3, Runner(2))
+        assert run_shards(square, [(1,), (2,)], bar, [1, 1], Runner(2))[1][0] == 4
 
 
 SLEEPY = """

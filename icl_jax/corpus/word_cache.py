@@ -9,11 +9,12 @@ from collections.abc import Sequence
 import itertools
 import json
 import re
+import threading
 
 import numpy as np
 import tokenizers
 
-_OTHER_SPACE = re.compile(r"[^\S \n]|  | \n|\n |\A | \Z")
+_OTHER_SPACE = re.compile(r"[^\S \n]|  | \n| \Z")
 _MAX_WORDS = 1_000_000
 
 
@@ -22,6 +23,7 @@ class WordCache:
 
     def __init__(self, library: tokenizers.Tokenizer):
         self._library = library
+        self._lock = threading.Lock()  # a worker may have threads, which share it
         self._forget()
 
     @classmethod
@@ -41,20 +43,28 @@ class WordCache:
         return cls(library) if independent else None
 
     def encode(self, texts: Sequence[str]) -> tuple[np.ndarray, np.ndarray] | None:
-        """Tokens and offsets of all texts; None where they hold other space than single ones."""
+        """Tokens and offsets of all texts; None where they hold other space than single ones.
+
+        A text may begin with one: it then begins with an empty word.
+        """
         joined = "\n".join(texts)
         if not texts or joined.count("\n") >= len(texts) or _OTHER_SPACE.search(joined):
             return None
         words = joined.replace(" ", "\n ").split("\n")
+        with self._lock:
+            tokens, ends = self._join(words)
+        num_words = np.fromiter((text.count(" ") + 1 for text in texts), np.int64, len(texts))
+        return tokens, np.append(0, ends[np.cumsum(num_words) - 1])
+
+    def _join(self, words: list[str]) -> tuple[np.ndarray, np.ndarray]:
+        """The tokens of all these words, and where each word ends."""
         self._learn(set(words))
         word_of = np.fromiter(map(self._index.__getitem__, words), np.int64, len(words))
         lengths = self._lengths[word_of]
         ends = np.cumsum(lengths)
         # Token i of the result is this many places further in the tokens of all known words.
         shift = np.repeat(self._starts[word_of] - (ends - lengths), lengths)
-        tokens = self._tokens[shift + np.arange(len(shift))]
-        num_words = np.fromiter((text.count(" ") + 1 for text in texts), np.int64, len(texts))
-        return tokens, np.append(0, ends[np.cumsum(num_words) - 1])
+        return self._tokens[shift + np.arange(len(shift))], ends
 
     def _learn(self, words: set[str]) -> None:
         if len(self._index) > _MAX_WORDS:

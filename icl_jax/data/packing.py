@@ -52,9 +52,7 @@ def make_plan(
         return Plan(len(tokens))
     if not has_units:
         return _plan(best_fit(tokens, sequence_length, _shuffled(len(tokens), seed)), 1)
-    first = np.flatnonzero((batch_group[1:] != batch_group[:-1]) | (batch_group[1:] < 0)) + 1
-    first = np.concatenate([[0], first])  # the first record of each unit
-    sizes = np.diff(first, append=len(tokens))
+    first, sizes = _find_units(batch_group)
     if pack:
         row_in_unit, rows = _pack_units(tokens, first, sizes, sequence_length)
         block = _share_rows(tokens, first, rows, sequence_length, seed)
@@ -75,6 +73,16 @@ def make_plan(
     bundle = best_fit(block_rows, rows_together, _shuffled(len(block_rows), seed))
     first_row = bundle * rows_together + _place_in_bundle(bundle, block_rows)
     return _plan(np.repeat(first_row[block], sizes) + row_in_unit, rows_together)
+
+
+def count_packed_rows(
+    tokens: np.ndarray, batch_group: np.ndarray, sequence_length: int, seed: int
+) -> int:
+    """How many rows records with batch groups take when they are packed, bundles apart."""
+    first, sizes = _find_units(batch_group)
+    _, rows = _pack_units(tokens, first, sizes, sequence_length)
+    block = _share_rows(tokens, first, rows, sequence_length, seed)
+    return int(block.max() + 1 + (rows - 1).sum())  # a block is a row, or a unit of several
 
 
 def best_fit(sizes: np.ndarray, capacity: int, order: np.ndarray) -> np.ndarray:
@@ -101,6 +109,13 @@ def best_fit(sizes: np.ndarray, capacity: int, order: np.ndarray) -> np.ndarray:
     result = np.empty(len(sizes), np.int64)
     result[order] = chosen
     return result
+
+
+def _find_units(batch_group: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """The first record of each unit, and how many it has."""
+    first = np.flatnonzero((batch_group[1:] != batch_group[:-1]) | (batch_group[1:] < 0)) + 1
+    first = np.concatenate([[0], first])
+    return first, np.diff(first, append=len(batch_group))
 
 
 def _plan(row: np.ndarray, rows_per_bundle: int) -> Plan:

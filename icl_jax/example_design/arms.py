@@ -55,8 +55,11 @@ def arm_folder(workdir: epath.PathLike, arm: str) -> epath.Path:
     folder = epath.Path(workdir) / "design" / "arms" / arm
     if not (folder / "results.json").exists():
         built = sorted(path.parent.name for path in folder.parent.glob("*/results.json"))
+        known = arm in ARMS
         raise StageError(
             f"there is no arm '{arm}' in {folder.parent}; there are: "
-            f"{', '.join(built) or 'none'}. Add it to design.examples.arms and run --stages=design"
-        )
+            f"{', '.join(built) or 'none'}. "
+            + ("Add it to design.examples.arms and run --stages=design" if known
+               else f"Arms that can be built: {', '.join(ARMS)}")
+        )  # fmt: skip
     return folder

@@ -10,10 +10,12 @@ import os
 from pathlib import Path
 
 from icl_jax.config import ConfigError, ExamplesConfig, ExperimentConfig, StageError
+from icl_jax.config_tree import to_dict
 from icl_jax.corpus.tokenizers import Tokenizer, load
 from icl_jax.example_design import contiguous, random_groups, related, task_only
 from icl_jax.example_design.arms import ARMS, NEED_NEIGHBOURS, strategies_of
 from icl_jax.example_design.data_card import write_card
+from icl_jax.example_design.dependents import explain_all
 from icl_jax.example_design.document_path import make_document_path
 from icl_jax.example_design.gain_filter import check_gain_model, filter_groups
 from icl_jax.example_design.gain_inputs import gain_inputs
@@ -25,28 +27,43 @@ from icl_jax.example_design.sentences import Sentences
 from icl_jax.example_design.shared_entity import make_related_by_entity
 from icl_jax.parallel import Runner, progress_bar, run_shards
 from icl_jax.retrieval.design_folders import DesignFolders, shard_bytes_of
-from icl_jax.retrieval.find_related import find_related
+from icl_jax.retrieval.find_related import check_design, find_related
 from icl_jax.retrieval.neighbours import Neighbours
 from icl_jax.retrieval.search import describe_thresholds
 from icl_jax.sharding import make_mesh
-from icl_jax.step_folder import StepFolder, alone_in, read_inputs
+from icl_jax.step_folder import OtherInputsError, StepFolder, alone_in, read_inputs, write_json
 
 
 def design(config: ExperimentConfig, workdir: str | os.PathLike) -> None:
     """Runs every step that is not complete yet; says what was made and where to look."""
-    wanted = strategies_of(config.design.examples.arms)
+    check_design(config, workdir)
     _check(config)
     folders = DesignFolders(workdir)
     with alone_in(folders.path):
-        neighbours = find_related(config, workdir, bool(NEED_NEIGHBOURS & {*wanted}))
-        build = Build.open(config, workdir, neighbours)
-        for strategy in wanted:
-            build.make_groups(strategy)
-        results = {arm: build.write_records(arm) for arm in config.design.examples.arms}
-        if config.design.examples.evaluation_files:
-            find_overlap(workdir, config.design.examples, build.sentences, build.runner)
-        write_card(workdir)
+        try:
+            results = _run_steps(config, workdir, folders)
+        except OtherInputsError as error:
+            raise explain_all(error, folders) from None
     _print_summary(results, workdir)
+
+
+def _run_steps(
+    config: ExperimentConfig, workdir: str | os.PathLike, folders: DesignFolders
+) -> dict[str, dict]:
+    """The results of every arm."""
+    examples = config.design.examples
+    wanted = strategies_of(examples.arms)
+    neighbours = find_related(config, workdir, bool(NEED_NEIGHBOURS & {*wanted}))
+    build = Build.open(config, workdir, neighbours)
+    _check_other_arms(folders, build.sentences)
+    for strategy in wanted:
+        build.make_groups(strategy)
+    results = {arm: build.write_records(arm) for arm in examples.arms}
+    write_json(folders.config, to_dict(config.design))  # every step has accepted it
+    if examples.evaluation_files:
+        find_overlap(workdir, examples, build.sentences, build.runner)
+    write_card(workdir)
+    return results
 
 
 @dataclasses.dataclass
@@ -72,7 +89,7 @@ class Build:
             config,
             str(workdir),
             folders,
-            Sentences.open(workdir),
+            Sentences.open(workdir, bool(config.design.queries.files)),
             neighbours,
             Tokenizer.open(folders.tokenizer),
             folders.runner(config.design),
@@ -102,10 +119,11 @@ class Build:
         """The records of an arm; its results."""
         return write_arm(
             self.workdir,
+            self.sentences,
             self.folders.groups / ARMS[arm].strategy,
             arm,
             ARMS[arm].layout,
-            self.limit,
+            self.config.sequence_length,
             self.config.seed,
             shard_bytes_of(self.config.design),
             self.runner,
@@ -163,7 +181,7 @@ class Build:
         def deal(folder: Path) -> dict:
             same_document = self.config.design.search.same_document
             return random_groups.deal_anew(
-                neighbours, table.num_shards, self.sentences, same_document, self.limit,
+                neighbours, self.neighbours, self.sentences, same_document, self.limit,
                 self.marks, self.config.seed, folder,
             )  # fmt: skip
 
@@ -235,14 +253,17 @@ class Build:
 def _check(config: ExperimentConfig) -> None:
     """Stops on what can be seen before hours are spent on the steps before."""
     design, limit = config.design, config.design.examples.max_tokens or config.sequence_length
-    tables = [design.corpus] + [design.queries] * bool(design.queries.files)
-    longest = max(table.max_sentence_tokens for table in tables)
-    if limit < longest + 2:
-        raise ConfigError(
-            f"an example has at most {limit} tokens (design.examples.max_tokens, or "
-            f"sequence_length), too few for a sentence of max_sentence_tokens = {longest} and its "
-            "two special tokens; raise the one or lower the other"
-        )
+    tables = {"corpus": design.corpus}
+    if design.queries.files:
+        tables["queries"] = design.queries
+    for name, table in tables.items():
+        if limit < table.max_sentence_tokens + 2:
+            raise ConfigError(
+                f"an example has at most {limit} tokens (design.examples.max_tokens, or "
+                f"sequence_length), too few for a sentence of design.{name}.max_sentence_tokens = "
+                f"{table.max_sentence_tokens} and its two special tokens; raise the one or lower "
+                "the other"
+            )
     if limit > config.sequence_length:
         raise ConfigError(
             f"design.examples.max_tokens {limit} is above sequence_length "
@@ -259,6 +280,16 @@ def _check(config: ExperimentConfig) -> None:
         check_gain_model(design.examples, limit, tokenizer)
     if design.examples.evaluation_files:
         check_evaluation_files(design.examples)
+
+
+def _check_other_arms(folders: DesignFolders, sentences: Sentences) -> None:
+    """Arms of one build number the same sentences."""
+    for arm in sorted(path.parent for path in folders.arms.glob("*/results.json")):
+        if read_inputs(arm)["sentences"] != sentences.fingerprint:
+            raise StageError(
+                f"{arm} was built from other sentences, with or without those of design.queries; "
+                "choose another --workdir, or delete that folder"
+            )
 
 
 def _print_summary(results: dict[str, dict], workdir: str | os.PathLike) -> None:

@@ -7,7 +7,7 @@ import numpy as np
 from icl_jax.corpus.tokenizers import open_tokenizer
 from icl_jax.example_design.groups import NO_SCORE, GroupShard, write_groups
 from icl_jax.example_design.layout import Marks
-from icl_jax.example_design.running_text import running_tokens
+from icl_jax.example_design.running_text import check_room, running_tokens
 from icl_jax.example_design.sentences import open_sentences
 
 
@@ -40,6 +40,7 @@ def make_shard(
         starts[offsets],
         starts[:-1] - np.repeat(starts[offsets[:-1]], np.diff(offsets)),
     )
+    check_room(np.diff(groups.token_offsets).max(initial=0), room)
     write_groups(Path(folder), index, groups)
 
 

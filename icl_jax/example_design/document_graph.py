@@ -12,6 +12,7 @@ import numpy as np
 
 from icl_jax.example_design.sentences import open_sentences
 from icl_jax.retrieval.neighbours import read_shard
+from icl_jax.retrieval.vectors import map_array
 from icl_jax.step_folder import beside
 
 MOST_RELATED = 32  # kept of each document, the strongest: the graph must fit into memory
@@ -26,7 +27,7 @@ class Graph:
 
     @classmethod
     def of(cls, documents: np.ndarray, others: np.ndarray, weights: np.ndarray, count: int):
-        """From edges in any order, each from one side or from both: what a pair has is added up.
+        """From edges in any order, each from one side or from both: the largest weight counts.
 
         With E edges it takes about 80 E bytes for a moment, and keeps 24 E at most.
         """
@@ -34,7 +35,7 @@ class Graph:
         order = np.argsort(keys, kind="stable")
         keys, weights = keys[order], np.concatenate([weights, weights])[order]
         first = np.flatnonzero(np.append(True, keys[1:] != keys[:-1])[: len(keys)])
-        weights = np.add.reduceat(weights, first) if len(first) else weights
+        weights = np.maximum.reduceat(weights, first) if len(first) else weights
         offsets = np.searchsorted(keys[first], np.arange(count + 1) * count)
         return cls(offsets, keys[first] % count, weights.astype(np.float32))
 
@@ -53,7 +54,7 @@ class Graph:
 
 
 def relate_shard(workdir: str, fingerprint: str, neighbours: str, folder: str, index: int) -> None:
-    """Writes what the documents of one shard add to the graph; `neighbours` is a folder."""
+    """Writes what the sentences of one shard add to the weights; `neighbours` is a folder."""
     corpus = open_sentences(workdir, fingerprint).corpus
     found = read_shard(Path(neighbours), index)
     first, documents = corpus.starts[index], corpus.documents
@@ -79,12 +80,41 @@ def relate_shard(workdir: str, fingerprint: str, neighbours: str, folder: str, i
         sums = np.add.reduceat(similarity, np.flatnonzero(begins))
         sizes = [_sizes(documents, edges[side]) for side in ("document", "other")]
         edges["weight"] = sums / (sizes[0] + sizes[1])
-    with beside(_edge_file(Path(folder), index)) as partial, partial.open("wb") as file:
-        np.save(file, _strongest(edges))
+    _save(_side_file(Path(folder), index), edges[np.lexsort((edges["document"], edges["other"]))])
+
+
+def add_sides(workdir: str, fingerprint: str, folder: str, index: int) -> None:
+    """Writes the strongest edges of the documents of one shard, with what both sides add to them.
+
+    Every shard must have been related: what is cut off before has only one side's share.
+    """
+    corpus = open_sentences(workdir, fingerprint).corpus
+    documents = corpus.document_starts[index : index + 2]
+    parts = [np.load(_side_file(Path(folder), index))]
+    for shard in range(corpus.num_shards):
+        sides = map_array(_side_file(Path(folder), shard))
+        found = np.array(sides[slice(*np.searchsorted(sides["other"], documents))])
+        found["document"], found["other"] = found["other"].copy(), found["document"].copy()
+        parts.append(found)
+    edges = _concatenate(parts)
+    edges = edges[np.lexsort((edges["other"], edges["document"]))]
+    begins = np.ones(len(edges), bool)
+    begins[1:] = (edges["document"][1:] != edges["document"][:-1]) | (
+        edges["other"][1:] != edges["other"][:-1]
+    )
+    joined = edges[begins]
+    if len(joined):
+        joined["weight"] = np.add.reduceat(edges["weight"], np.flatnonzero(begins))
+    _save(_edge_file(Path(folder), index), _strongest(joined))
+
+
+def has_sides(folder: Path, index: int) -> bool:
+    """Whether a shard is related."""
+    return _side_file(folder, index).exists()
 
 
 def has_edges(folder: Path, index: int) -> bool:
-    """Whether a shard is done."""
+    """Whether the edges of a shard are whole."""
     return _edge_file(folder, index).exists()
 
 
@@ -111,6 +141,15 @@ def _sizes(documents: np.ndarray, wanted: np.ndarray) -> np.ndarray:
 
 def _concatenate(parts: Sequence[np.ndarray]) -> np.ndarray:
     return np.concatenate([np.empty(0, _EDGE), *parts])
+
+
+def _save(file: Path, edges: np.ndarray) -> None:
+    with beside(file) as partial, partial.open("wb") as opened:
+        np.save(opened, edges)
+
+
+def _side_file(folder: Path, index: int) -> Path:
+    return folder / f"sides-{index:05d}.npy"
 
 
 def _edge_file(folder: Path, index: int) -> Path:

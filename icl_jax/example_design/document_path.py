@@ -12,8 +12,13 @@ import numpy as np
 from icl_jax.config import ConfigError, ExamplesConfig, StageError
 from icl_jax.corpus.tokenizers import Tokenizer, open_tokenizer
 from icl_jax.example_design.document_duplicates import find_repeated, has_sketch, sketch_shard
-from icl_jax.example_design.document_graph import has_edges, join_shards, relate_shard
-from icl_jax.example_design.gain_inputs import gain_inputs
+from icl_jax.example_design.document_graph import (
+    add_sides,
+    has_edges,
+    has_sides,
+    join_shards,
+    relate_shard,
+)
 from icl_jax.example_design.groups import (
     Groups,
     GroupShard,
@@ -63,7 +68,6 @@ def make_document_path(
         "path_diversity": examples.path_diversity,
         "limit": limit,
         "seed": seed,
-        "gain": gain_inputs(examples, "document_path"),
     }
     step = StepFolder(folder, made_from)
     if step.results is None:
@@ -201,7 +205,8 @@ def _describe_documents(workdir: str, sentences: Sentences, runner: Runner, fold
     sizes = np.diff(corpus.starts)
     for label, function, done, task in (
         ("document sketches", sketch_shard, has_sketch, (*first, str(folder))),
-        ("document graph", relate_shard, has_edges, (*first, neighbours, str(folder))),
+        ("document relations", relate_shard, has_sides, (*first, neighbours, str(folder))),
+        ("document graph", add_sides, has_edges, (*first, str(folder))),
     ):
         left = [shard for shard in shards if not done(folder, shard)]
         todo, initial = sizes[left].tolist(), int(sizes.sum() - sizes[left].sum())

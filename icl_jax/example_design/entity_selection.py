@@ -13,6 +13,7 @@ import pyarrow as pa
 from icl_jax.config import SearchConfig
 from icl_jax.example_design.entity_terms import part_of
 from icl_jax.retrieval.duplicates import near_duplicates
+from icl_jax.retrieval.selection import take_nearest
 from icl_jax.retrieval.signatures import Signatures
 
 _LEAST_CANDIDATES = 64  # of a query, the best, or four for each neighbour that is wanted
@@ -134,40 +135,17 @@ def select(
     scores = np.zeros(ids.shape, np.float32)
     ids[query, rank], scores[query, rank] = pairs.sentence[kept], pairs.score[kept]
     query_ids = first_id + np.arange(first, last)
-    taken = _take_nearest(query_ids, ids, queries, pool, config, counts)
+    taken, repeated = take_nearest(
+        ids,
+        (ids >= 0).sum(axis=1),
+        config.neighbours,
+        lambda rows, others: _alike(queries, query_ids[rows], pool, others, config),
+        lambda some, others: _alike(pool, some, pool, others, config),
+    )
+    counts |= {rule: int(found.sum()) for rule, found in repeated.items()}
     here = taken >= 0
     row = np.nonzero(here)[0]
     return here.sum(axis=1), ids[row, taken[here]], scores[row, taken[here]], counts
-
-
-def _take_nearest(
-    query_ids: np.ndarray,
-    ids: np.ndarray,
-    queries: Signatures,
-    pool: Signatures,
-    config: SearchConfig,
-    counts: dict[str, int],
-) -> np.ndarray:
-    """Columns of the first that repeat neither the query nor one before; -1 behind the last."""
-    most = config.neighbours
-    taken, size = np.full((len(ids), most), -1), np.zeros(len(ids), np.int64)
-    counts["near_duplicate_of_query"] = counts["near_duplicate_of_neighbour"] = 0
-    for column in range(ids.shape[1]):
-        rows = np.flatnonzero((ids[:, column] >= 0) & (size < most))
-        if not len(rows):
-            break
-        near = _alike(queries, query_ids[rows], pool, ids[rows, column], config)
-        counts["near_duplicate_of_query"] += int(near.sum())
-        rows = rows[~near]
-        row, rank = np.nonzero(np.arange(most) < size[rows, None])
-        row = rows[row]
-        near = _alike(pool, ids[row, taken[row, rank]], pool, ids[row, column], config)
-        near = np.isin(rows, row[near])
-        counts["near_duplicate_of_neighbour"] += int(near.sum())
-        rows = rows[~near]
-        taken[rows, size[rows]] = column
-        size[rows] += 1
-    return taken
 
 
 def _alike(

@@ -21,7 +21,7 @@ import pyarrow.compute as pc
 from icl_jax.example_design.sentences import open_sentences
 from icl_jax.step_folder import beside
 
-RULES_VERSION = 1  # raise it when a sentence could get other terms
+RULES_VERSION = 2  # raise it when a sentence could get other terms
 LONGEST_NAME = 5  # words; a longer run is a heading or a slogan
 # An ordinary word says less than a name that is as rare ("stations", "Edmonton"): it counts only in
 # a quarter as many documents, and then half as much.
@@ -70,7 +70,8 @@ def index_shard(
 ) -> None:
     """Writes the terms of the sentences of one shard of the corpus (or the queries), sorted.
 
-    Of a term in more than `most` documents only so much is kept that this can be seen.
+    Of a term in more than `most` documents of the corpus only so much is kept that this can be
+    seen. Queries keep all of theirs: how rare a term is, the corpus alone decides.
     """
     sentences = open_sentences(workdir, fingerprint)
     table = sentences.queries if of_queries else sentences.corpus
@@ -90,8 +91,10 @@ def index_shard(
     order = np.lexsort((ids, terms))
     terms, ids = terms[order], ids[order]
     documents = table.documents[ids]
-    place, count, opens = _count_documents(terms, documents)
-    kept = (count <= most) | (opens & (place <= most))
+    kept = np.ones(len(terms), bool)
+    if not of_queries:
+        place, count, opens = _count_documents(terms, documents)
+        kept = (count <= most) | (opens & (place <= most))
     columns = {"term": terms, "sentence": ids, "document": documents}
     columns["vote"] = np.array(votes, np.int8)[order]
     columns = {name: column[kept] for name, column in columns.items()}

@@ -53,11 +53,11 @@ class ArmRecords:
     def __init__(self, workdir: str, name: str):
         folder = arm_folder(workdir, name)
         self.name, self.arm = name, ARMS[name]
-        self.limit = read_inputs(folder)["limit"]
+        self.row_length = read_inputs(folder)["row_length"]
         self.records = Shards(find_shards(str(folder)))
         self.sentences = Sentences.open(workdir)
         self.reader = GroupReader(self.sentences, Tokenizer.open(DesignFolders(workdir).tokenizer))
-        self.reasons = Reasons(workdir, self.arm.strategy, self.limit, self.sentences)
+        self.reasons = Reasons(workdir, self.arm.strategy, self.sentences)
 
     def __len__(self) -> int:
         return len(self.records)
@@ -86,7 +86,7 @@ def show_record(records: ArmRecords, index: int) -> None:
     together = records.batch_group(index)
     if together is None:
         used = len(record["tokens"])
-        print(f"{used} tokens of at most {records.limit}; groups in this row: {len(groups)}")
+        print(f"{used} tokens of at most {records.row_length}; groups in this row: {len(groups)}")
         for group in groups.tolist():
             _show_group(records, record, group, len(groups))
         return

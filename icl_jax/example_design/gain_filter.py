@@ -1,64 +1,41 @@
 """Keeps a group only if a model finds its sentences easier in context than apart.
 
-In context the group is one example; apart, each of its sentences is one. Both sides are asked for
-the same tokens: a GPT for those that follow another token of their sentence, a RoBERTa for the same
+In context the group is one example; apart, each of its pieces is one. Both sides are asked for the
+same tokens: a GPT for those that follow another token of their sentence, a RoBERTa for the same
 masked ones, special tokens never. The gain is the loss apart less that in context, in nats a token.
+
+A piece is a sentence. Only where whole documents were put into one context (document_path) it is
+all that the context has of a document: what is judged is which documents came together, not that
+sentences of one document go well together. A group of one piece has no gain (NaN) and is kept.
 """
 
 from collections.abc import Callable, Iterator
+import functools
 import itertools
+import json
 from pathlib import Path
+import threading
 
 from jax.sharding import Mesh
 import numpy as np
 
-from icl_jax.config import ConfigError, ExamplesConfig, GPTConfig
-from icl_jax.corpus.tokenizers import Tokenizer
+from icl_jax.config import ExamplesConfig, MeshConfig, StageError
+from icl_jax.config_tree import from_dict, to_dict
+from icl_jax.corpus.tokenizers import Tokenizer, open_tokenizer
 from icl_jax.example_design.gain_inputs import model_checksum
-from icl_jax.example_design.gain_model import GainModel, Passage
-from icl_jax.example_design.groups import Groups, GroupShard, keep_file
+from icl_jax.example_design.gain_model import GainModel, Passage, check_gain_model
+from icl_jax.example_design.groups import Groups, GroupShard, keep_file, read_groups
 from icl_jax.example_design.layout import Marks, in_context
-from icl_jax.example_design.sentences import Sentences
-from icl_jax.models import huggingface
-from icl_jax.models.inputs import position_limit
-from icl_jax.parallel import progress_bar
-from icl_jax.step_folder import StepFolder, beside, read_inputs
+from icl_jax.example_design.sentences import Sentences, open_sentences
+from icl_jax.parallel import Runner, progress_bar, run_shards
+from icl_jax.retrieval.design_folders import DesignFolders
+from icl_jax.sharding import make_mesh
+from icl_jax.step_folder import StepFolder, beside, read_inputs, write_json
 
 MASK_SHARE = 0.15  # of a sentence's tokens, at least one
 _EDGES = np.round(np.linspace(-2, 2, 41), 1)  # of the histogram; beyond: the bins at its ends
-
-
-def check_gain_model(
-    examples: ExamplesConfig, limit: int, tokenizer: Tokenizer | None = None
-) -> None:
-    """Stops on a model that cannot judge groups of `limit` tokens; reads no weights."""
-    field = f"design.examples.gain_model: {examples.gain_model}"
-    try:
-        config = huggingface.read_config(examples.gain_model)
-    except huggingface.FolderError as error:
-        raise ConfigError(f"design.examples.gain_model: {error}") from None
-    most, found = position_limit(config), []
-    if most is not None and most < limit:
-        found.append(
-            f"it has {most} positions, fewer than the {limit} tokens of an example; lower "
-            "design.examples.max_tokens, or choose another model"
-        )
-    masked = not isinstance(config, GPTConfig)
-    if masked and not config.mlm_head:
-        found.append("it has no MLM head, so it predicts no token; choose one that has")
-    if tokenizer is not None and tokenizer.vocab_size > config.vocab_size:
-        found.append(
-            f"it knows {config.vocab_size} tokens, but the tokenizer has {tokenizer.vocab_size}, "
-            "its separator included; choose a model trained with this tokenizer "
-            "(python -m icl_jax.training.export)"
-        )
-    if tokenizer is not None and masked and tokenizer.mask_id is None:
-        found.append(
-            "it predicts masked tokens, but the tokenizer has no mask token; choose a GPT, or "
-            "another tokenizer (design.tokenizer)"
-        )
-    if found:
-        raise ConfigError("; ".join(f"{field}: {problem}" for problem in found))
+_KEPT = "kept.json"
+_devices = threading.Lock()  # a worker may have threads; one shard at a time has its devices
 
 
 def filter_groups(
@@ -68,23 +45,50 @@ def filter_groups(
     mesh: Mesh | None,
     sentences: Sentences,
     tokenizer: Tokenizer,
+    runner: Runner | None = None,
+    workdir: str = "",
+    whole_documents: bool = False,
 ) -> dict:
-    """Writes beside the groups in `folder` which are kept, and to `folder`/gain what each gains."""
+    """Writes beside the groups in `folder` which are kept, and to `folder`/gain what each gains.
+
+    Here the shards have the devices one after the other. Workers of Beam open `workdir` and a model
+    of their own, on a mesh cut as `mesh`. `whole_documents`: the pieces are those of documents.
+    """
     check_gain_model(examples, limit, tokenizer)
-    made_from = {"groups": read_inputs(folder), "limit": limit, "min_gain": examples.min_gain}
-    step = StepFolder(folder / "gain", made_from | {"model": model_checksum(examples.gain_model)})
+    made_from = {
+        "groups": read_inputs(folder),
+        "limit": limit,
+        "model": model_checksum(examples.gain_model),
+        "pieces": "documents" if whole_documents else "sentences",
+    }
+    step = StepFolder(folder / "gain", made_from)
     if step.results is None:
-        groups, model = Groups.open(folder), GainModel(examples.gain_model, limit, mesh)
-        sizes = [_count_passages(shard) for shard in groups.shards]
-        missing = [i for i in range(len(sizes)) if not keep_file(folder, i).exists()]
-        done = sum(sizes) - sum(sizes[i] for i in missing)
-        with progress_bar(total=sum(sizes), initial=done, unit="passage", desc="gain") as bar:
-            for i in missing:
-                gains, counts = measure(groups.shards[i], sentences, tokenizer, model, bar.update)
-                _save(gain_file(folder, i), gains)
-                _save(keep_file(folder, i), (counts == 0) | (gains > examples.min_gain))
-        step.complete(_summary(folder, groups))
-    return step.results
+        groups = Groups.open(folder)
+        sizes = [_count_passages(shard, sentences, whole_documents) for shard in groups.shards]
+        missing = [i for i in range(len(sizes)) if not gain_file(folder, i).exists()]
+        todo = [sizes[i] for i in missing]
+        shown = {"initial": sum(sizes) - sum(todo), "unit": "passage", "desc": "gain"}
+        with progress_bar(total=sum(sizes), **shown) as bar:
+            if runner and runner.kind == "beam":
+                model = _describe(examples.gain_model, limit, mesh, made_from["model"])
+                task = (workdir, sentences.fingerprint, tokenizer.fingerprint, model, str(folder))
+                tasks = [(*task, whole_documents, i) for i in missing]
+                run_shards(measure_in_worker, tasks, bar, todo, runner)
+            elif missing:
+                model = GainModel(examples.gain_model, limit, mesh)
+                for i in missing:
+                    shard, options = groups.shards[i], (whole_documents, bar.update)
+                    _save(
+                        gain_file(folder, i), measure(shard, sentences, tokenizer, model, *options)
+                    )
+        step.complete(_summary(folder, len(groups.shards)))
+    return step.results | _keep(folder, step.results, examples.min_gain)
+
+
+def keep_all(folder: Path) -> None:
+    """Lets the groups in `folder` pass that a filter left out; what they gain stays known."""
+    for file in (folder / _KEPT, *folder.glob("keep-*.npy")):
+        file.unlink(missing_ok=True)
 
 
 def measure(
@@ -92,28 +96,60 @@ def measure(
     sentences: Sentences,
     tokenizer: Tokenizer,
     model: GainModel,
+    whole_documents: bool = False,
     progress: Callable[[int], None] = lambda count: None,
-) -> tuple[np.ndarray, np.ndarray]:
-    """The gain of each group in nats per token (float32), and of how many tokens.
-
-    Of a group of one sentence there is nothing to compare: 0, of 0 tokens.
-    """
-    reader = _Reader(shard, sentences, Marks.of(tokenizer), tokenizer.mask_id, model.masked)
-    rows = np.flatnonzero(np.diff(shard.offsets) > 1).tolist()
+) -> np.ndarray:
+    """The gain of each group in nats per token (float32); NaN where there is nothing to compare."""
+    begins, pieces = _pieces(shard, sentences, whole_documents)
+    reader = _Reader(shard, sentences, begins, tokenizer, model.masked)
+    rows = np.flatnonzero(pieces > 1).tolist()
     together, counts = model.losses(map(reader.together, rows), len(shard), progress)
     apart = itertools.chain.from_iterable(map(reader.apart, rows))
     apart, _ = model.losses(apart, len(shard), progress)
-    return ((apart - together) / np.maximum(counts, 1)).astype(np.float32), counts
+    wrong = np.flatnonzero(~np.isfinite(apart - together))
+    if len(wrong):
+        raise StageError(
+            f"design.examples.gain_model gives no finite loss to {len(wrong)} of {len(shard)} "
+            "groups; look at its weights"
+        )
+    with np.errstate(invalid="ignore"):  # 0 / 0
+        return ((apart - together) / counts).astype(np.float32)
+
+
+def measure_in_worker(
+    workdir: str,
+    fingerprint: str,
+    tokenizer: str,
+    model: str,
+    folder: str,
+    whole_documents: bool,
+    index: int,
+) -> None:
+    """As `measure`, of names alone, into the file of the gains; the model stays for the next shard.
+
+    `fingerprint` is that of the sentences, `tokenizer` that of the workdir's.
+    """
+    with _devices:
+        sentences = open_sentences(workdir, fingerprint)
+        reader = open_tokenizer(str(DesignFolders(workdir).tokenizer), tokenizer)
+        shard = read_groups(Path(folder), index)
+        gains = measure(shard, sentences, reader, _open_model(model), whole_documents)
+        _save(gain_file(Path(folder), index), gains)
 
 
 class _Reader:
-    """The groups of a shard as the model reads them."""
+    """The groups of a shard as the model reads them; `begins`: which sentences begin a piece."""
 
     def __init__(
-        self, shard: GroupShard, sentences: Sentences, marks: Marks, mask_id: int, masked: bool
+        self,
+        shard: GroupShard,
+        sentences: Sentences,
+        begins: np.ndarray,
+        tokenizer: Tokenizer,
+        masked: bool,
     ):
-        self.shard, self.sentences, self.marks = shard, sentences, marks
-        self.mask_id, self.masked = mask_id, masked
+        self.shard, self.sentences, self.begins = shard, sentences, begins
+        self.marks, self.mask_id, self.masked = Marks.of(tokenizer), tokenizer.mask_id, masked
 
     def together(self, row: int) -> Passage:
         """The group as one example."""
@@ -121,7 +157,7 @@ class _Reader:
         return self._passage(tokens, chosen, row)
 
     def apart(self, row: int) -> Iterator[Passage]:
-        """Each of its sentences as an example."""
+        """Each of its pieces as an example."""
         tokens, chosen, spans = self._choose(row)
         begin = [] if self.marks.begin is None else [self.marks.begin]
         for start, end in spans:
@@ -131,16 +167,18 @@ class _Reader:
             yield self._passage(framed, asked, row)
 
     def _choose(self, row: int) -> tuple[np.ndarray, np.ndarray, list[tuple[int, int]]]:
-        """Tokens of the example, which are asked for, and from where to where sentences reach."""
+        """Tokens of the example, which are asked for, and from where to where pieces reach."""
         tokens, starts = in_context(self.sentences, self.shard, row, self.marks)
         special = np.isin(tokens, [mark for mark in self.marks if mark is not None])
-        ids = self.shard.ids[self.shard.offsets[row] : self.shard.offsets[row + 1]]
-        chosen, spans = np.zeros(len(tokens), bool), []
-        for sentence, start, end in zip(ids, starts, [*starts[1:], len(tokens)], strict=True):
+        members = slice(self.shard.offsets[row], self.shard.offsets[row + 1])
+        ends, chosen, spans = [*starts[1:], len(tokens)], np.zeros(len(tokens), bool), []
+        for sentence, begins, start, end in zip(
+            self.shard.ids[members], self.begins[members], starts, ends, strict=True
+        ):
             while end > start and special[end - 1]:
                 end -= 1
-            spans.append((start, end))
             chosen[start:end] = self._asked(sentence, end - start)
+            spans.append((start, end) if begins else (spans.pop()[0], end))
         return tokens, chosen, spans
 
     def _asked(self, sentence: int, length: int) -> np.ndarray:
@@ -162,26 +200,78 @@ def gain_file(folder: Path, shard: int) -> Path:
     return folder / "gain" / f"gain-{shard:05d}.npy"
 
 
-def _count_passages(shard: GroupShard) -> int:
-    """The groups of more than one sentence, and all sentences of theirs."""
-    sizes = np.diff(shard.offsets)
-    return int((sizes[sizes > 1] + 1).sum())
+def _pieces(
+    shard: GroupShard, sentences: Sentences, whole_documents: bool
+) -> tuple[np.ndarray, np.ndarray]:
+    """Whether each sentence begins a piece, and how many pieces each group has."""
+    begins = np.ones(len(shard.ids), bool)
+    if whole_documents:
+        documents = sentences.documents_of(shard.ids)
+        begins[1:] = documents[1:] != documents[:-1]
+        begins[shard.offsets[:-1]] = True
+    return begins, np.diff(np.append(0, np.cumsum(begins))[shard.offsets])
 
 
-def _summary(folder: Path, groups: Groups) -> dict:
-    shards = range(len(groups.shards))
-    gains = np.concatenate([np.load(gain_file(folder, i)) for i in shards])
-    keep = np.concatenate([np.load(keep_file(folder, i)) for i in shards])
-    compared = gains[groups.sizes > 1].astype(np.float64)
+def _count_passages(shard: GroupShard, sentences: Sentences, whole_documents: bool) -> int:
+    """The groups of more than one piece, and all pieces of theirs."""
+    _, pieces = _pieces(shard, sentences, whole_documents)
+    return int((pieces[pieces > 1] + 1).sum())
+
+
+def _describe(folder: str, limit: int, mesh: Mesh | None, checksum: str) -> str:
+    """All that a worker needs to open the same model, on all devices of its own."""
+    axes = None if mesh is None else MeshConfig(-1, mesh.shape["fsdp"], mesh.shape["tensor"])
+    told = {"folder": folder, "limit": limit, "mesh": axes and to_dict(axes)}
+    return json.dumps(told | {"checksum": checksum})
+
+
+@functools.lru_cache(maxsize=1)
+def _open_model(described: str) -> GainModel:
+    told = json.loads(described)
+    if model_checksum(told["folder"]) != told["checksum"]:
+        raise StageError(
+            f"{told['folder']} holds another model for a worker than for the process that started "
+            "it; expected the same files under that path on every machine"
+        )
+    mesh = told["mesh"] and make_mesh(from_dict(told["mesh"]))
+    return GainModel(told["folder"], told["limit"], mesh)
+
+
+def _keep(folder: Path, results: dict, min_gain: float) -> dict:
+    """Tells which groups gain enough, in files that differ only; stops if there are none."""
+    shards = range(results["shards"])
+    keep = [~(np.load(gain_file(folder, shard)) <= min_gain) for shard in shards]
+    kept = sum(int(part.sum()) for part in keep)
+    if not kept and results["groups"]:
+        raise StageError(
+            f"of {results['groups']:,} groups in {folder} none gains more than {min_gain} nats a "
+            f"token; the median is {results['median_gain']}, the best {results['best_gain']}; "
+            "lower design.examples.min_gain, or give another design.examples.gain_model"
+        )
+    for shard in shards:
+        file = keep_file(folder, shard)
+        if not (file.exists() and np.array_equal(np.load(file), keep[shard])):
+            _save(file, keep[shard])
+    told = {"min_gain": min_gain, "kept": kept}
+    write_json(folder / _KEPT, told)
+    return told
+
+
+def _summary(folder: Path, num_shards: int) -> dict:
+    gains = [np.load(gain_file(folder, shard)) for shard in range(num_shards)]
+    gains = np.concatenate([np.empty(0, np.float32), *gains])
+    compared = gains[~np.isnan(gains)].astype(np.float64)
     counts, _ = np.histogram(np.clip(compared, _EDGES[0], _EDGES[-1]), _EDGES)
+    told = {"mean_gain": np.mean, "median_gain": np.median, "best_gain": np.max}
     return {
-        "groups": len(groups),
-        "one_sentence": len(gains) - len(compared),
-        "kept": int(keep.sum()),
-        "mean_gain": round(float(compared.mean()), 4) if len(compared) else None,
+        "shards": num_shards,
+        "groups": len(gains),
+        "not_compared": len(gains) - len(compared),
+        **{name: round(float(of(compared)), 4) if len(compared) else None
+           for name, of in told.items()},
         "gain_edges": _EDGES.tolist(),
         "gain_counts": counts.tolist(),
-    }
+    }  # fmt: skip
 
 
 def _save(file: Path, array: np.ndarray) -> None:

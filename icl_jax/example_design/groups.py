@@ -13,6 +13,7 @@ import numpy as np
 import pyarrow as pa
 
 from icl_jax.config import StageError
+from icl_jax.retrieval.neighbours import read_batch
 from icl_jax.step_folder import beside, read_results
 
 NO_SCORE = np.float32(np.nan)  # the similarity of a sentence that was not chosen by one
@@ -100,7 +101,7 @@ def write_groups(
 
 def read_groups(folder: Path, index: int) -> GroupShard:
     """One finished shard, memory-mapped."""
-    batch = _read(folder, index)
+    batch = read_batch(group_file(folder, index))
     values = {name: batch[name].values.to_numpy() for name in batch.schema.names}
     offsets = {name: batch[name].offsets.to_numpy() for name in batch.schema.names}
     ids, similarities = values["sentence_ids"], values["similarities"]
@@ -112,7 +113,7 @@ def read_groups(folder: Path, index: int) -> GroupShard:
 
 def read_counts(folder: Path, index: int) -> dict[str, int]:
     """The counts that went along with a finished shard."""
-    return json.loads(_read(folder, index).schema.metadata[b"counts"])
+    return json.loads(read_batch(group_file(folder, index)).schema.metadata[b"counts"])
 
 
 def read_keep(folder: Path, index: int, count: int) -> np.ndarray:
@@ -129,11 +130,6 @@ def keep_file(folder: Path, index: int) -> Path:
 def group_file(folder: Path, index: int) -> Path:
     """Where the groups of a shard lie."""
     return folder / f"groups-{index:05d}.arrow"
-
-
-def _read(folder: Path, index: int) -> pa.RecordBatch:
-    with pa.memory_map(str(group_file(folder, index))) as file:  # what is mapped stays
-        return pa.ipc.open_file(file).get_batch(0)
 
 
 def _lists(offsets: np.ndarray, values: np.ndarray, dtype) -> pa.LargeListArray:

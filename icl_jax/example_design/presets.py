@@ -13,8 +13,8 @@ from icl_jax.config import (
 )
 
 _WIKIPEDIA = CorpusConfig(files=("tfds:wikipedia/20230601.en",))
-# RoBERTa-large of sentence-transformers, cosine above 0.8. The paper names no number of neighbours:
-# 20 are as many as can fit, and the limit of 256 tokens ends nearly every example earlier.
+# RoBERTa-large of sentence-transformers, cosine above 0.8. The paper names no number of neighbours,
+# it takes all that fit into 256 tokens: 20 of 12 tokens each do.
 _ENCODER = EncoderConfig(folder="models/all-roberta-large-v1")
 _SEARCH = SearchConfig(neighbours=20, min_similarity=0.8)
 

@@ -2,8 +2,8 @@
 
 All neighbours of all groups are laid out as slots and dealt again at random, so that both arms
 hold the same sentences, each as often. A sentence goes to a slot of its own token length, so that
-both arms have examples of the same lengths too. What a query must not get (its own neighbours,
-itself, its document, a sentence twice) is swapped away.
+both arms have examples of the same lengths too. What a query must not get (what the search found
+for it, itself, its document, a sentence twice) is swapped away.
 """
 
 import dataclasses
@@ -15,10 +15,12 @@ from icl_jax.config import StageError
 from icl_jax.example_design.groups import GroupShard, read_groups, read_keep, write_groups
 from icl_jax.example_design.layout import Marks
 from icl_jax.example_design.sentences import Sentences, open_sentences
+from icl_jax.retrieval.neighbours import Neighbours
 from icl_jax.retrieval.vectors import Vectors
 from icl_jax.step_folder import beside
 
 _DEALT = "dealt.npy"
+_BLOCK = 8192  # vectors that are compared at once
 _TRIES = 200  # to find a partner for a sentence that must go elsewhere
 _FAR = 50  # so many of them among sentences of the same length
 
@@ -49,9 +51,36 @@ class Slots:
         return cls(group, np.concatenate(queries), np.concatenate(originals), first)
 
 
+@dataclasses.dataclass
+class Related:
+    """All that was found for each query, also what did not fit into its group."""
+
+    first: np.ndarray  # of each group, and one more
+    ids: np.ndarray
+
+    @classmethod
+    def of(cls, neighbours: Neighbours, rows: np.ndarray) -> "Related":
+        """What was found for these rows of the query table, ascending."""
+        counts, ids = [], []
+        cuts = np.searchsorted(rows, neighbours.starts)
+        for shard, start in enumerate(neighbours.starts[:-1]):
+            column = neighbours.shard(shard)["ids"]
+            offsets, values = column.offsets.to_numpy(), column.values.to_numpy()
+            chosen = rows[cuts[shard] : cuts[shard + 1]] - start
+            size = offsets[chosen + 1] - offsets[chosen]
+            within = np.arange(size.sum()) - np.repeat(np.cumsum(size) - size, size)
+            counts.append(size)
+            ids.append(values[np.repeat(offsets[chosen], size) + within])
+        return cls(np.append(0, np.cumsum(np.concatenate(counts))), np.concatenate(ids))
+
+    def to(self, group: int) -> np.ndarray:
+        """What the query of a group is related to."""
+        return self.ids[self.first[group] : self.first[group + 1]]
+
+
 def deal_anew(
-    neighbours: Path,
-    num_shards: int,
+    groups: Path,
+    neighbours: Neighbours,
     sentences: Sentences,
     same_document: bool,
     limit: int,
@@ -61,18 +90,18 @@ def deal_anew(
 ) -> dict[str, int]:
     """Deals the neighbours of all groups anew and stores the result; one global step.
 
-    `neighbours` is the folder of the neighbour groups.
+    `groups` is the folder of the neighbour groups.
     """
-    shards = [read_groups(neighbours, index) for index in range(num_shards)]
-    kept = [read_keep(neighbours, index, len(shard)) for index, shard in enumerate(shards)]
+    shards = [read_groups(groups, index) for index in range(len(neighbours.shards))]
+    kept = [read_keep(groups, index, len(shard)) for index, shard in enumerate(shards)]
     slots = Slots.of(shards, kept)
-    # All that is dealt is of the corpus; of a task's own queries only the lengths matter.
-    lengths, documents = sentences.corpus.lengths, sentences.corpus.documents
+    related = Related.of(neighbours, slots.queries - sentences.first_query)
+    # All that is dealt is of the corpus; a task's own queries are of no document of it.
+    documents = sentences.corpus.documents
     if same_document or sentences.queries is not None:
         documents = None
-    dealt, left = deal(
-        slots, lengths, sentences.lengths_of(slots.queries), documents, limit - marks.ends, seed
-    )
+    lengths, of_queries = sentences.corpus.lengths, sentences.lengths_of(slots.queries)
+    dealt, left = deal(slots, related, lengths, of_queries, documents, limit - marks.ends, seed)
     if 2 * left > len(dealt) > 0:
         raise StageError(
             f"the arms random_* cannot be made: of {len(dealt)} neighbours of {len(slots.queries)} "
@@ -81,13 +110,17 @@ def deal_anew(
         )
     with beside(folder / _DEALT) as partial, partial.open("wb") as file:
         np.save(file, dealt)
-    return {"dealt": len(dealt), "still_related": left}
+    return {
+        "dealt": len(dealt),
+        "still_related": left,
+        "same_length_groups": _count_same_length(slots, lengths, dealt),
+    }
 
 
 def make_shard(
     workdir: str,
     fingerprint: str,
-    neighbours: str,
+    groups: str,
     vectors: tuple[str, str],
     folder: str,
     index: int,
@@ -95,30 +128,34 @@ def make_shard(
 ) -> None:
     """One shard: the neighbour groups with what was dealt to them, and its cosine to the query.
 
-    `vectors` are the folders of those of the corpus and of the queries.
+    `groups` is the folder of the neighbour groups, `vectors` are those of corpus and queries.
     """
     sentences = open_sentences(workdir, fingerprint)
-    groups = read_groups(Path(neighbours), index)
-    slots = Slots.of([groups], [read_keep(Path(neighbours), index, len(groups))])
+    shard = read_groups(Path(groups), index)
+    slots = Slots.of([shard], [read_keep(Path(groups), index, len(shard))])
     dealt = np.load(Path(folder) / _DEALT, mmap_mode="r")[first_slot:][: len(slots.group)]
+    of_pool, of_queries = (Vectors.open(Path(place)) for place in vectors)
+    scores = np.empty(len(dealt), np.float32)
+    for start in range(0, len(dealt), _BLOCK):
+        part = slice(start, start + _BLOCK)
+        queries = slots.queries[slots.group[part]] - sentences.first_query
+        scores[part] = np.vecdot(of_pool.take(dealt[part]), of_queries.take(queries))
     offsets = slots.first + np.arange(len(slots.first))
     ids = np.insert(dealt, slots.first[:-1], slots.queries)
-    of_pool, of_queries = (Vectors.open(Path(place)) for place in vectors)
-    queries = of_queries.take(slots.queries - sentences.first_query)
-    scores = np.vecdot(of_pool.take(dealt), queries[slots.group])
-    scores = np.insert(scores.astype(np.float32), slots.first[:-1], 1)
+    scores = np.insert(scores, slots.first[:-1], 1)
     write_groups(Path(folder), index, GroupShard(offsets, ids, scores))
 
 
-def count_slots(neighbours: str, index: int) -> int:
+def count_slots(groups: str, index: int) -> int:
     """How many slots a shard of neighbour groups has."""
-    groups = read_groups(Path(neighbours), index)
-    keep = read_keep(Path(neighbours), index, len(groups))
-    return int((np.diff(groups.offsets) - 1)[keep].sum())
+    shard = read_groups(Path(groups), index)
+    keep = read_keep(Path(groups), index, len(shard))
+    return int((np.diff(shard.offsets) - 1)[keep].sum())
 
 
 def deal(
     slots: Slots,
+    related: Related,
     lengths: np.ndarray,
     query_lengths: np.ndarray,
     documents: np.ndarray | None,
@@ -134,11 +171,13 @@ def deal(
     length = lengths[slots.originals]
     by_length = np.argsort(length, kind="stable")
     sorted_length = length[by_length]
+    shuffled = rng.permutation(slots.originals)
     dealt = np.empty_like(slots.originals)
-    dealt[by_length] = slots.originals[np.lexsort((rng.random_sample(len(length)), length))]
-    table = _Table(slots, dealt, lengths, query_lengths, documents, room)
+    dealt[by_length] = shuffled[np.argsort(lengths[shuffled], kind="stable")]
+    del shuffled
+    table = _Table(slots, related, dealt, lengths, query_lengths, documents, room)
     left = 0
-    for slot in np.flatnonzero(_conflicts(slots, dealt, documents)).tolist():
+    for slot in np.flatnonzero(_conflicts(slots, related, dealt, documents)).tolist():
         if table.allows(slot, dealt[slot]):  # an earlier swap has helped
             continue
         same = np.searchsorted(sorted_length, [length[slot], length[slot] + 1])
@@ -157,16 +196,17 @@ class _Table:
     def __init__(
         self,
         slots: Slots,
+        related: Related,
         dealt: np.ndarray,
         lengths: np.ndarray,
         query_lengths: np.ndarray,
         documents: np.ndarray | None,
         room: int,
     ):
-        self.slots, self.dealt, self.lengths, self.documents = slots, dealt, lengths, documents
-        sizes = np.diff(slots.first)
+        self.slots, self.related, self.dealt = slots, related, dealt
+        self.lengths, self.documents = lengths, documents
         used = np.append(0, np.cumsum(lengths[dealt], dtype=np.int64))[slots.first]
-        self.free = room - query_lengths - np.diff(used) - sizes
+        self.free = room - query_lengths - np.diff(used) - np.diff(slots.first)
 
     def allows(self, slot: int, sentence: int) -> bool:
         """Whether a sentence may lie in a slot, in place of what lies there."""
@@ -182,7 +222,7 @@ class _Table:
             or same_document
             or more > self.free[group]
             or twice.any()
-            or (slots.originals[mates] == sentence).any()
+            or (self.related.to(group) == sentence).any()
         )
 
     def swap(self, a: int, b: int) -> bool:
@@ -197,15 +237,30 @@ class _Table:
         return True
 
 
-def _conflicts(slots: Slots, dealt: np.ndarray, documents: np.ndarray | None) -> np.ndarray:
-    """Slots that hold what their query must not get; of two equal sentences, the second."""
+def _count_same_length(slots: Slots, lengths: np.ndarray, dealt: np.ndarray) -> int:
+    """Groups that have as many tokens as with their neighbours."""
+    more = np.append(0, np.cumsum(lengths[dealt].astype(np.int64) - lengths[slots.originals]))
+    return int((np.diff(more[slots.first]) == 0).sum())
+
+
+def _conflicts(
+    slots: Slots, related: Related, dealt: np.ndarray, documents: np.ndarray | None
+) -> np.ndarray:
+    """Slots that hold what their query must not get; of two equal sentences, the second.
+
+    In passes over all slots rather than by sorting: there may be a billion of them.
+    """
     query = slots.queries[slots.group]
     wrong = dealt == query
     if documents is not None:
         wrong |= documents[dealt] == documents[query]
-    span = np.int64(max(dealt.max(initial=0), slots.originals.max(initial=0)) + 1)
-    keys = slots.group * span + dealt
-    wrong |= np.isin(keys, slots.group * span + slots.originals)
-    order = np.argsort(keys, kind="stable")
-    wrong[order[1:][keys[order[1:]] == keys[order[:-1]]]] = True
+    del query
+    counts = np.diff(related.first)
+    for rank in range(counts.max(initial=0)):
+        has_one = (rank < counts)[slots.group]
+        place = related.first[slots.group[has_one]] + rank
+        wrong[has_one] |= related.ids[place] == dealt[has_one]
+    for distance in range(1, np.diff(slots.first).max(initial=0)):
+        same_group = slots.group[distance:] == slots.group[:-distance]
+        wrong[distance:] |= same_group & (dealt[distance:] == dealt[:-distance])
     return wrong

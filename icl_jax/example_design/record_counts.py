@@ -10,7 +10,7 @@ SIMILARITY_EDGES = np.round(np.linspace(-1, 1, 41), 2)
 _LENGTH_BINS = 32
 
 
-def count_groups(groups: Sequence[Sequence[Piece]], limit: int) -> dict:
+def count_groups(groups: Sequence[Sequence[Piece]], row_length: int) -> dict:
     """The counts of some groups, each given by its examples."""
     pieces = [piece for group in groups for piece in group]
     ids = [piece.sentence_ids for piece in pieces]
@@ -20,7 +20,7 @@ def count_groups(groups: Sequence[Sequence[Piece]], limit: int) -> dict:
     scores = np.delete(np.concatenate([piece.similarities for piece in pieces]), first)
     # Rounding may take a cosine above 1.
     scores = np.clip(scores[~np.isnan(scores)], -1, 1)
-    lengths = np.bincount(_length_bin(tokens, limit), minlength=_LENGTH_BINS)
+    lengths = np.bincount(_length_bin(tokens, row_length), minlength=_LENGTH_BINS)
     return {
         "groups": len(groups),
         "sentences": sum(sizes),
@@ -33,13 +33,13 @@ def count_groups(groups: Sequence[Sequence[Piece]], limit: int) -> dict:
     }
 
 
-def add_up(counts: Sequence[dict], limit: int) -> dict:
+def add_up(counts: Sequence[dict], row_length: int) -> dict:
     """The results of an arm from the counts of its shards, `records` and `rows` among them."""
     total = {
         name: sum(shard[name] for shard in counts)
         for name in ("groups", "records", "rows", "sentences", "tokens")
     }
-    total["filled"] = round(total["tokens"] / (total["rows"] * limit), 4)
+    total["filled"] = round(total["tokens"] / (total["rows"] * row_length), 4)
     total["shards"] = len(counts)
     total["longest_group"] = max(shard["longest_group"] for shard in counts)  # tokens
     checksum = sum(int(shard["sentence_multiset"], 16) for shard in counts) % 2**64
@@ -47,7 +47,9 @@ def add_up(counts: Sequence[dict], limit: int) -> dict:
     # Entry n: groups of n sentences.
     total["sentences_per_group"] = _add_lists([shard["sentences_per_group"] for shard in counts])
     # Bin i: above edge i, up to edge i + 1.
-    total["tokens_per_group_edges"] = [limit * i / _LENGTH_BINS for i in range(_LENGTH_BINS + 1)]
+    total["tokens_per_group_edges"] = [
+        row_length * i / _LENGTH_BINS for i in range(_LENGTH_BINS + 1)
+    ]
     total["tokens_per_group_counts"] = _add_lists([shard["tokens_per_group"] for shard in counts])
     # Of the sentences that were chosen by one: not of queries, nor of running text.
     total["similarity_edges"] = SIMILARITY_EDGES.tolist()
@@ -65,9 +67,9 @@ def multiset(ids: np.ndarray) -> str:
     return f"{int(mixed.sum(dtype=np.uint64)):016x}"
 
 
-def _length_bin(tokens: np.ndarray, limit: int) -> np.ndarray:
-    # In batch, each sentence has special tokens of its own: their sum may pass the limit.
-    return np.minimum((tokens - 1) * _LENGTH_BINS // limit, _LENGTH_BINS - 1)
+def _length_bin(tokens: np.ndarray, row_length: int) -> np.ndarray:
+    # In batch, each sentence has special tokens of its own: their sum may pass a row.
+    return np.minimum((tokens - 1) * _LENGTH_BINS // row_length, _LENGTH_BINS - 1)
 
 
 def _add_lists(lists: Sequence[list[int]]) -> list[int]:

@@ -17,7 +17,7 @@ import numpy as np
 
 from icl_jax.config import StageError
 from icl_jax.corpus.tokenizers import Tokenizer
-from icl_jax.data.packing import make_plan
+from icl_jax.data.packing import count_packed_rows
 from icl_jax.data.shard_index import ShardIndex, load_indexes
 from icl_jax.data.tfrecord import encode_example, write_records
 from icl_jax.example_design.groups import Groups, read_keep
@@ -37,10 +37,11 @@ _SHUFFLE = "shuffle.npy"  # the numbers of all groups that were kept, in the ord
 
 def write_arm(
     workdir: str,
+    sentences: Sentences,
     groups_folder: Path,
     arm: str,
     layout: str,
-    limit: int,
+    row_length: int,
     seed: int,
     shard_bytes: int,
     runner: Runner,
@@ -48,10 +49,10 @@ def write_arm(
 ) -> dict:
     """Writes what is missing of an arm's records; its results.
 
-    `groups_folder` is that of a strategy, `layout` a key of LAYOUTS, `limit` the most tokens of a
-    record. A shard has about `shard_bytes` of text.
+    `groups_folder` is that of a strategy, `layout` a key of LAYOUTS, `row_length` the most tokens
+    of a record. A shard has about `shard_bytes` of text.
     """
-    sentences, groups = Sentences.open(workdir), Groups.open(groups_folder)
+    groups = Groups.open(groups_folder)
     tokenizer = Tokenizer.open(DesignFolders(workdir).tokenizer)
     kept = [read_keep(groups_folder, i, len(shard)) for i, shard in enumerate(groups.shards)]
     kept = np.concatenate([np.empty(0, bool), *kept])
@@ -61,7 +62,7 @@ def write_arm(
         "sentences": sentences.fingerprint,
         "tokenizer": tokenizer.fingerprint,
         "layout": layout,
-        "limit": limit,
+        "row_length": row_length,
         "seed": seed,
         "shard_bytes": shard_bytes,
     }
@@ -71,14 +72,14 @@ def write_arm(
         order = _shuffle(np.flatnonzero(kept), seed, folder)
         marks, key = Marks.of(tokenizer), f"{zlib.crc32(json.dumps(inputs).encode()):08x}"
         tasks = [
-            (workdir, sentences.fingerprint, str(groups_folder), key, layout, marks, limit, seed,
-             str(record_file(folder, arm, index, num_shards)), index, num_shards)
+            (workdir, sentences.fingerprint, str(groups_folder), key, layout, marks, row_length,
+             seed, str(record_file(folder, arm, index, num_shards)), index, num_shards)
             for index in range(num_shards)
         ]  # fmt: skip
         counts = _make_shards(tasks, len(order), arm, folder, runner)
-        results = add_up(counts, limit)
+        results = add_up(counts, row_length)
         results["groups_left_out"] = len(kept) - len(order)
-        description = f"Training examples of the arm {arm}, at most {limit} tokens each."
+        description = f"Training examples of the arm {arm}, at most {row_length} tokens each."
         write_metadata(folder, arm, layout, description, counts)
         step.complete(results)
     return step.results
@@ -96,7 +97,7 @@ def make_record_shard(
     groups_fingerprint: str,
     layout: str,
     marks: Marks,
-    limit: int,
+    row_length: int,
     seed: int,
     file: str,
     index: int,
@@ -109,16 +110,16 @@ def make_record_shard(
     order = np.load(path.parent / _SHUFFLE, mmap_mode="r")
     cuts = [len(order) * i // num_shards for i in (index, index + 1)]
     numbers = order[slice(*cuts)].tolist()
-    pieces = [_pieces(sentences, groups, number, layout, marks, limit) for number in numbers]
+    pieces = [_pieces(sentences, groups, number, layout, marks, row_length) for number in numbers]
     if layout == "in_context":
-        records = _rows(pieces, limit, (seed, index))
+        records = _rows(pieces, row_length, (seed, index))
     else:
         records = _sentences_alone(numbers, pieces)
     with beside(path) as partial:
         write_records(partial, records)
     (shard,) = load_indexes([epath.Path(path)])  # reads all of it again, and so checks it
-    rows = len(shard) if layout == "in_context" else _rows_when_packed(shard, limit, seed)
-    counts = count_groups(pieces, limit)
+    rows = len(shard) if layout == "in_context" else _rows_when_packed(shard, row_length, seed)
+    counts = count_groups(pieces, row_length)
     counts |= {"records": len(shard), "rows": rows, "bytes": shard.size}
     write_json(_counts_file(path.parent, index), counts)
 
@@ -172,7 +173,7 @@ def _open_groups(folder: str, fingerprint: str) -> Groups:
 
 
 def _pieces(
-    sentences: Sentences, groups: Groups, number: int, layout: str, marks: Marks, limit: int
+    sentences: Sentences, groups: Groups, number: int, layout: str, marks: Marks, row_length: int
 ) -> list[Piece]:
     """The examples of a group."""
     shard, row = groups.place(number)
@@ -187,17 +188,17 @@ def _pieces(
             for i, example in enumerate(examples)
         ]
     longest = max(len(piece.example.tokens) for piece in pieces)
-    if longest > limit:
+    if longest > row_length:
         raise StageError(
             f"group {number}, with the sentences {ids.tolist()}, makes an example of {longest} "
-            f"tokens, more than {limit}; delete the folder of its groups and build them again"
+            f"tokens, more than {row_length}; delete the folder of its groups and build them again"
         )
     return pieces
 
 
-def _rows(groups: list[list[Piece]], limit: int, seed: tuple[int, int]) -> Iterator[bytes]:
+def _rows(groups: list[list[Piece]], row_length: int, seed: tuple[int, int]) -> Iterator[bytes]:
     lengths = np.array([len(piece.example.tokens) for (piece,) in groups])
-    for row in pack_rows(lengths, limit, seed):
+    for row in pack_rows(lengths, row_length, seed):
         yield encode_example(join([groups[i][0] for i in row]))
 
 
@@ -207,10 +208,6 @@ def _sentences_alone(numbers: list[int], groups: list[list[Piece]]) -> Iterator[
             yield encode_example({**join([piece]), "batch_group": [number]})
 
 
-def _rows_when_packed(shard: ShardIndex, limit: int, seed: int) -> int:
+def _rows_when_packed(shard: ShardIndex, row_length: int, seed: int) -> int:
     """How many rows training makes of these records with data.pack=True."""
-    plan = make_plan(
-        shard.tokens, shard.batch_group, sequence_length=limit, rows_together=len(shard),
-        pack=True, seed=seed,
-    )  # fmt: skip
-    return int((np.diff(plan.starts) > 0).sum())
+    return count_packed_rows(shard.tokens, shard.batch_group, row_length, seed)

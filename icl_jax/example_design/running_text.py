@@ -2,6 +2,7 @@
 
 import numpy as np
 
+from icl_jax.config import StageError
 from icl_jax.corpus.sentence_table import SentenceTable
 from icl_jax.corpus.tokenizers import Tokenizer
 
@@ -17,3 +18,13 @@ def running_tokens(
     texts = table.text_of(range(first, last))
     follows = (table.positions[first:last] > 0).tolist()
     return tokenizer.encode_batch([" " * after + text for text, after in zip(texts, follows)])
+
+
+def check_room(longest: int, room: int) -> None:
+    """Stops where a chunk of running text, `longest` tokens, passes the room that there is."""
+    if longest > room:
+        raise StageError(
+            f"a sentence has {longest} tokens with the space before it and the end of its document "
+            f"behind, but an example has room for {room}; raise design.examples.max_tokens or "
+            "lower design.corpus.max_sentence_tokens"
+        )

@@ -24,12 +24,13 @@ class Sentences:
         self.num_documents = sum(table.num_documents for table in self.tables)
 
     @classmethod
-    def open(cls, workdir: str | Path) -> "Sentences":
-        """Those of a workdir whose neighbours are found."""
+    def open(cls, workdir: str | Path, has_queries: bool | None = None) -> "Sentences":
+        """Those of a workdir; None: of a finished build, which says whether it has queries."""
         folders = DesignFolders(workdir)
+        if has_queries is None:
+            has_queries = folders.has_queries
         corpus = SentenceTable.open(folders.corpus)
-        own_queries = folders.has_queries
-        return cls(corpus, SentenceTable.open(folders.queries) if own_queries else None)
+        return cls(corpus, SentenceTable.open(folders.queries) if has_queries else None)
 
     def __len__(self) -> int:
         return sum(map(len, self.tables))
@@ -92,7 +93,9 @@ class Sentences:
 
     def _place(self, id: int, corpus_size: int) -> tuple[SentenceTable, int]:
         id = int(id)
-        return (self.corpus, id) if id < corpus_size else (self.query_table, id - corpus_size)
+        if id < corpus_size or self.queries is None:  # out of range: the table says so
+            return self.corpus, id
+        return self.queries, id - corpus_size
 
     def _call(self, method: str, id: int, corpus_size: int):
         table, id = self._place(id, corpus_size)
@@ -102,6 +105,6 @@ class Sentences:
 @functools.lru_cache(maxsize=1)
 def open_sentences(workdir: str, fingerprint: str) -> Sentences:
     """As `Sentences.open`, kept from shard to shard; another fingerprint is another workdir."""
-    sentences = Sentences.open(workdir)
+    sentences = Sentences.open(workdir, has_queries=" " in fingerprint)
     assert sentences.fingerprint == fingerprint, "the tables changed while they were read"
     return sentences

@@ -11,13 +11,15 @@ from icl_jax.example_design.running_text import running_tokens
 from icl_jax.example_design.sentences import Sentences
 from icl_jax.retrieval.design_folders import DesignFolders
 from icl_jax.retrieval.neighbours import Neighbours
+from icl_jax.step_folder import read_inputs
 
 
 class Reasons:
-    """Tells it for the groups of one strategy; `limit` is how many tokens an example may have."""
+    """Tells it for the groups of one strategy."""
 
-    def __init__(self, workdir: str, strategy: str, limit: int, sentences: Sentences):
-        self.folders, self.strategy, self.limit = DesignFolders(workdir), strategy, limit
+    def __init__(self, workdir: str, strategy: str, sentences: Sentences):
+        self.folders, self.strategy = DesignFolders(workdir), strategy
+        self.limit = read_inputs(self.folders.groups / strategy)["limit"]  # tokens of an example
         self.sentences = sentences
         self.config = json.loads(self.folders.config.read_text())
         self.tokenizer = Tokenizer.open(self.folders.tokenizer)

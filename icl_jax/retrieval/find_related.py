@@ -48,7 +48,6 @@ def find_related(
         queries = _make_table(
             design, design.queries, folders, folders.queries, field="design.queries"
         )
-    write_json(folders.config, to_dict(design))  # of what can be opened from now on
     if not neighbours:
         return None
     _check_documents(corpus, design)
@@ -64,6 +63,7 @@ def find_related(
         queries, query_vectors, corpus, vectors, design.search, folders.neighbours, config.seed,
         mesh, runner, {**encoder.identity, "store": design.encoder.store},
     )  # fmt: skip
+    write_json(folders.config, to_dict(design))  # `show` opens what it says
     _print_summary(corpus, found, design, workdir)
     return found
 

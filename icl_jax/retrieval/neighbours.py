@@ -75,7 +75,18 @@ def write_shard(
 
 def read_shard(folder: Path, index: int) -> pa.RecordBatch:
     """The neighbours of one finished shard, memory-mapped."""
-    return pa.ipc.open_file(pa.memory_map(str(shard_file(folder, index)))).get_batch(0)
+    return read_batch(shard_file(folder, index))
+
+
+def read_batch(file: Path) -> pa.RecordBatch:
+    """The one batch of an Arrow file of a step's folder, memory-mapped."""
+    try:
+        with pa.memory_map(str(file)) as mapped:  # what is mapped stays when it is closed
+            return pa.ipc.open_file(mapped).get_batch(0)
+    except (pa.ArrowException, OSError) as error:
+        raise StageError(
+            f"{file} is damaged ({error}); delete {file.parent} and run the stage design again"
+        ) from None
 
 
 def shard_counts(shard: pa.RecordBatch) -> dict[str, int]:

@@ -75,7 +75,7 @@ def find_neighbours(
         prepared = prepare_pool(pool, pool_vectors, signatures, places.pool, origin)
         engine = _prepare_engine(prepared, config, places.index, seed, mesh, runner, origin)
         search = Search(Selection(of_queries, prepared, config), query_vectors, engine, runner)
-        _search_shards(search, queries, folder, seed, runner)
+        _search_shards(search, queries, folder, made_from, runner)
         step.complete(
             {
                 **summarise(search, folder, queries.num_shards),
@@ -143,14 +143,14 @@ def _prepare_engine(
 
 
 def _search_shards(
-    search: Search, queries: SentenceTable, folder: Path, seed: int, runner: Runner
+    search: Search, queries: SentenceTable, folder: Path, made_from: dict, runner: Runner
 ) -> None:
     sizes = np.diff(queries.starts)
     missing = [s for s in range(queries.num_shards) if not shard_file(folder, s).exists()]
     done = len(queries) - int(sizes[missing].sum())
     with progress_bar(total=len(queries), initial=done, unit="query", desc="neighbours") as bar:
         if runner.kind == "beam":
-            described = describe_search(search, folder, seed)
+            described = describe_search(search, folder, made_from)
             tasks = [(described, shard, str(folder)) for shard in missing]
             run_shards(search_in_worker, tasks, bar, sizes[missing].tolist(), runner)
         else:

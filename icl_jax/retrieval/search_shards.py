@@ -22,7 +22,7 @@ _BLOCK = 8192  # queries that an engine gets at once; fixed, for the result must
 _PIECE = 512  # queries that one thread scores at once, at least: few long steps cost less than many
 _MOST_CANDIDATES = 2048  # of one query; asking starts with far fewer
 _MOST_FOUND = 2**20  # candidates of all queries at once, where some ask again
-_opening = threading.Lock()  # a worker may have threads, and opens an index once for all
+_searching = threading.Lock()  # a worker may have threads; one search keeps all cores busy
 
 
 class SearchFolders:
@@ -132,13 +132,15 @@ def search_shard(
 
 def search_in_worker(search: str, shard: int, folder: str) -> None:
     """As `search_shard`, of names alone; what is searched stays open for the next shard."""
-    with _opening:
-        opened = _open_search(search)
-    search_shard(opened, shard, Path(folder))
+    with _searching:
+        search_shard(_open_search(search), shard, Path(folder))
 
 
-def describe_search(search: Search, folder: Path, seed: int) -> str:
-    """All that a worker needs to open the same search."""
+def describe_search(search: Search, folder: Path, made_from: dict) -> str:
+    """All that a worker needs to open the same search.
+
+    `made_from` are the inputs of its step: another search in the same folders is another one.
+    """
     same = search.selection.queries is search.pool.signatures
     return json.dumps(
         {
@@ -147,7 +149,7 @@ def describe_search(search: Search, folder: Path, seed: int) -> str:
             "query_vectors": str(search.query_vectors.folder),
             "own_queries": not same,
             "config": to_dict(search.config),
-            "seed": seed,
+            "made_from": made_from,
             "threads": search.threads,
         }
     )
@@ -157,6 +159,7 @@ def describe_search(search: Search, folder: Path, seed: int) -> str:
 def _open_search(described: str) -> Search:
     told = json.loads(described)
     config, places = from_dict(told["config"]), SearchFolders(Path(told["folder"]))
+    seed = told["made_from"]["seed"]
     signatures = of_queries = Signatures.open(places.signatures)
     vectors = query_vectors = Vectors.open(Path(told["vectors"]))
     if told["own_queries"]:
@@ -168,6 +171,6 @@ def _open_search(described: str) -> Search:
         from icl_jax.sharding import make_mesh
 
         mesh = make_mesh(MeshConfig())
-    engine = open_engine(pool, config, places.index, told["seed"], mesh, told["threads"])
+    engine = open_engine(pool, config, places.index, seed, mesh, told["threads"])
     runner = Runner(told["threads"])
     return Search(Selection(of_queries, pool, config), query_vectors, engine, runner)

@@ -4,6 +4,7 @@ Never the query's own words, never its document (unless asked), never at or belo
 never a near duplicate of the query or of a nearer neighbour; by similarity, then by id.
 """
 
+from collections.abc import Callable
 import dataclasses
 
 import numpy as np
@@ -62,13 +63,19 @@ class Selection:
         allowed &= above
         order = np.lexsort((ids, -similarities, ~allowed), axis=1)
         ids, similarities = (np.take_along_axis(x, order, axis=1) for x in (ids, similarities))
-        taken = self._take_nearest(queries, ids, allowed.sum(axis=1), counts)
+        taken, near = take_nearest(
+            ids,
+            allowed.sum(axis=1),
+            self.config.neighbours,
+            lambda rows, others: self._near(self.queries, queries[rows], others),
+            lambda these, others: self._near(self.pool.signatures, these, others),
+        )
         none = taken < 0
         return Selected(
             np.where(none, -1, np.take_along_axis(ids, taken, axis=1)),
             np.where(none, -np.inf, np.take_along_axis(similarities, taken, axis=1)),
             none[:, -1] & still_above,
-            counts,
+            counts | near,
         )
 
     def _similarities(self, query_vectors: np.ndarray, ids: np.ndarray) -> np.ndarray:
@@ -111,36 +118,42 @@ class Selection:
         counts["same_document"] = inside.sum(axis=1)
         return ids, allowed & ~inside, counts
 
-    def _take_nearest(
-        self, queries: np.ndarray, ids: np.ndarray, allowed: np.ndarray, counts: dict
-    ) -> np.ndarray:
-        """Columns of the first that repeat neither the query nor one before; -1 behind the last.
-
-        `ids` are in order; the first `allowed` of each row come into question.
-        """
-        most = self.config.neighbours
-        taken, size = np.full((len(ids), most), -1), np.zeros(len(ids), np.int64)
-        of_query, of_neighbour = np.zeros((2, len(ids)), np.int64)
-        counts["near_duplicate_of_query"] = of_query
-        counts["near_duplicate_of_neighbour"] = of_neighbour
-        for column in range(allowed.max(initial=0)):
-            rows = np.flatnonzero((column < allowed) & (size < most))
-            if not len(rows):
-                break
-            near = self._near(self.queries, queries[rows], ids[rows, column])
-            of_query[rows[near]] += 1
-            rows = rows[~near]
-            row, rank = np.nonzero(np.arange(most) < size[rows, None])
-            row = rows[row]
-            near = self._near(self.pool.signatures, ids[row, taken[row, rank]], ids[row, column])
-            near = np.isin(rows, row[near])
-            of_neighbour[rows[near]] += 1
-            rows = rows[~near]
-            taken[rows, size[rows]] = column
-            size[rows] += 1
-        return taken
-
     def _near(self, signatures: Signatures, ids: np.ndarray, others: np.ndarray) -> np.ndarray:
         return near_duplicates(
             signatures, ids, self.pool.signatures, others, self.config.duplicate_jaccard
         )
+
+
+def take_nearest(
+    ids: np.ndarray,
+    allowed: np.ndarray,
+    most: int,
+    near_query: Callable[[np.ndarray, np.ndarray], np.ndarray],
+    near_each_other: Callable[[np.ndarray, np.ndarray], np.ndarray],
+) -> tuple[np.ndarray, dict[str, np.ndarray]]:
+    """The first candidates of each query that repeat neither it nor one before them.
+
+    `ids` has a row of candidates for each query, in order; the first `allowed` of a row come into
+    question, and `most` of them are taken. `near_query(rows, ids)` says which candidates repeat the
+    queries of these rows, `near_each_other(ids, others)` which repeat each other. Returns the
+    columns that are taken, -1 behind the last; and rule -> how many of each row it left out.
+    """
+    taken, size = np.full((len(ids), most), -1), np.zeros(len(ids), np.int64)
+    of_query, of_neighbour = np.zeros((2, len(ids)), np.int64)
+    for column in range(allowed.max(initial=0)):
+        rows = np.flatnonzero((column < allowed) & (size < most))
+        if not len(rows):
+            break
+        near = near_query(rows, ids[rows, column])
+        of_query[rows[near]] += 1
+        rows = rows[~near]
+        row, rank = np.nonzero(np.arange(most) < size[rows, None])
+        row = rows[row]
+        near = near_each_other(ids[row, taken[row, rank]], ids[row, column])
+        near = np.isin(rows, row[near])
+        of_neighbour[rows[near]] += 1
+        rows = rows[~near]
+        taken[rows, size[rows]] = column
+        size[rows] += 1
+    left_out = {"near_duplicate_of_query": of_query, "near_duplicate_of_neighbour": of_neighbour}
+    return taken, left_out

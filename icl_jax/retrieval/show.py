@@ -5,7 +5,10 @@ python -m icl_jax.retrieval.show --workdir=DIR --sentence=1234
 """
 
 import argparse
+from collections.abc import Iterator
+import contextlib
 import json
+import os
 import sys
 import textwrap
 
@@ -13,13 +16,16 @@ import numpy as np
 
 from icl_jax.config import ConfigError, MeshConfig, StageError
 from icl_jax.config_tree import from_dict
-from icl_jax.corpus.sentence_table import SentenceTable
+from icl_jax.corpus.sentence_table import DocumentInfo, SentenceTable
 from icl_jax.retrieval.design_folders import DesignFolders
 from icl_jax.retrieval.encoders import open_encoder
 from icl_jax.retrieval.neighbours import Neighbours
 from icl_jax.retrieval.vectors import Vectors, normalise
 from icl_jax.sharding import make_mesh
 from icl_jax.step_folder import read_inputs
+
+# Control characters of a text must not reach the terminal, which would obey them.
+_CONTROLS = dict.fromkeys([*range(32), *range(127, 160)], "\N{REPLACEMENT CHARACTER}")
 
 
 def main(argv: list[str] | None = None) -> None:
@@ -35,13 +41,23 @@ def main(argv: list[str] | None = None) -> None:
     args = parser.parse_args(argv)
     if args.count < 1:
         parser.error(f"--count must be at least 1, got {args.count}")
-    try:
+    with ends_well():
         if args.query is not None:
             show_text(DesignFolders(args.workdir), args.query, args.count)
         else:
             show_sentence(DesignFolders(args.workdir), args.sentence, args.count)
+
+
+@contextlib.contextmanager
+def ends_well() -> Iterator[None]:
+    """For a command that prints: an error is one line, and `| head` ends it without any."""
+    try:
+        yield
+        sys.stdout.flush()
     except (ConfigError, StageError) as error:
         sys.exit(f"error: {error}")
+    except BrokenPipeError:  # the reader has seen enough; what is left must go somewhere
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 def show_text(folders: DesignFolders, text: str, count: int) -> None:
@@ -49,6 +65,8 @@ def show_text(folders: DesignFolders, text: str, count: int) -> None:
     if not text.strip():
         raise StageError("--query is empty; expected a text to search for")
     corpus, vectors = SentenceTable.open(folders.corpus), Vectors.open(folders.corpus_vectors)
+    if not folders.config.exists():
+        raise StageError(f"{folders.path} is not finished; run --stages=design to its end")
     config = from_dict(json.loads(folders.config.read_text()))
     encoder = open_encoder(config.encoder, make_mesh(MeshConfig()), folders.encoder)
     if encoder.identity != read_inputs(folders.corpus_vectors)["encoder"]:
@@ -61,7 +79,7 @@ def show_text(folders: DesignFolders, text: str, count: int) -> None:
     if not query.any():
         print("the encoder knows no word of this text, so nothing is near it")
         return
-    print(text)
+    print(plain(text))
     print_found(corpus, *nearest(vectors, query, count))
 
 
@@ -102,13 +120,31 @@ def nearest(vectors: Vectors, query: np.ndarray, count: int) -> tuple[np.ndarray
 
 def print_found(table: SentenceTable, ids, similarities) -> None:
     """Each sentence with its score, its id, and where it stands."""
-    for row, sentence in enumerate(ids):
+    for row, sentence in enumerate(map(int, ids)):
+        score = "" if similarities is None else f"{similarities[row]:.3f}"
         document = table.document(int(table.documents[sentence]))
-        score = "      " if similarities is None else f"{similarities[row]:6.3f}"
-        title = f"{document.title}, " if document.title else ""
-        place = f"{title}{document.file} {document.place}, sentence {table.positions[sentence]}"
-        print(f"{score}  #{sentence}  {place}")
-        print(textwrap.indent(textwrap.fill(table.text(int(sentence)), 92), " " * 8))
+        position = int(table.positions[sentence])
+        print_sentence(score, sentence, document, position, table.text(sentence))
+
+
+def print_sentence(
+    score: str, id: int, document: DocumentInfo, position: int, text: str, more: str = ""
+) -> None:
+    """One sentence below a line that says where it stands; `more` goes to the end of that line."""
+    title = f"{document.title}, " if document.title else ""
+    place = plain(f"{title}{document.file} {document.place}, sentence {position}")
+    print(f"{score:>6}  #{id}  {place}{more and f'; {more}'}")
+    print_text(text)
+
+
+def print_text(text: str) -> None:
+    """A text, indented, in lines that are not too long."""
+    print(textwrap.indent(textwrap.fill(plain(text), 92), " " * 8))
+
+
+def plain(text: str) -> str:
+    """A text that a terminal only shows."""
+    return text.translate(_CONTROLS)
 
 
 if __name__ == "__main__":

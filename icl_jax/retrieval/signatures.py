@@ -14,6 +14,7 @@ from tqdm import tqdm
 
 from icl_jax.corpus.sentence_table import SentenceTable, open_table
 from icl_jax.parallel import Runner, progress_bar, run_shards
+from icl_jax.retrieval.neighbours import read_batch
 from icl_jax.retrieval.vectors import map_array
 from icl_jax.step_folder import StepFolder, beside, read_results
 
@@ -44,7 +45,7 @@ class Signatures:
         """The signatures that `load_signatures` wrote, where they lie on disk."""
         shards = range(read_results(folder)["shards"])
         joined = {name: map_array(folder / f"{name}.npy") for name in _JOINED}
-        return cls([_read(_shard_file(folder, shard)) for shard in shards], joined)
+        return cls([read_batch(_shard_file(folder, shard)) for shard in shards], joined)
 
     def shingles(self, ids: np.ndarray) -> np.ndarray:
         """The sorted shingles of these sentences, one sentence after the other."""
@@ -145,7 +146,7 @@ def _join_shards(folder: Path, files: Sequence[Path], count: int) -> None:
             joined = np.lib.format.open_memmap(partial, "w+", dtype, (count,))
             start = 0
             for file in files:
-                values = _column(_read(file), name)
+                values = _column(read_batch(file), name)
                 joined[start : start + len(values)] = values
                 start += len(values)
             joined.flush()
@@ -159,11 +160,6 @@ def _column(batch: pa.RecordBatch, name: str) -> np.ndarray:
 
 def _shard_file(folder: Path, shard: int) -> Path:
     return folder / f"signatures-{shard:05d}.arrow"
-
-
-def _read(file: Path) -> pa.RecordBatch:
-    with pa.memory_map(str(file)) as mapped:  # what is mapped stays when it is closed
-        return pa.ipc.open_file(mapped).get_batch(0)
 
 
 def _words(texts: pa.Array) -> pa.ListArray:

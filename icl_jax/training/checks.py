@@ -39,9 +39,16 @@ def check_run(config: ExperimentConfig, workdir: epath.Path) -> Data:
     return data
 
 
-def check_config(config: ExperimentConfig) -> None:
+def check_before_design(config: ExperimentConfig, workdir: epath.Path) -> None:
     """Stops on what can be seen before the records are there."""
-    found = _problems(config)
+    found, made = _problems(config), config.design.examples.arms
+    for source in filter(is_arm, config.data.sources):
+        arm = source.removeprefix(PREFIX)
+        if arm not in made and not (workdir / "design" / "arms" / arm / "results.json").exists():
+            found.append(
+                f"data.sources names '{source}', but design.examples.arms are {', '.join(made)}; "
+                "add it there"
+            )
     if found:
         raise ConfigError("; ".join(found))
 

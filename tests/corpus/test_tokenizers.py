@@ -1,10 +1,12 @@
 """Token ids equal those of the libraries; special tokens come from no text."""
 
+from concurrent.futures import ThreadPoolExecutor
 import itertools
 import json
 import os
 from pathlib import Path
 import shutil
+import threading
 
 import numpy as np
 import pytest
@@ -15,6 +17,7 @@ from icl_jax.config import ConfigError
 from icl_jax.corpus import tokenizers
 from icl_jax.corpus.tokenizers import Tokenizer
 from icl_jax.corpus.train_tokenizer import NOT_IN_UTF8, train
+from icl_jax.corpus.word_cache import WordCache
 from tests.corpus import corpora
 
 TEXTS = [d["text"].replace("\n", " ") for d in corpora.make_documents(60)]
@@ -98,7 +101,8 @@ def test_ids_of_the_published_files_equal_those_of_transformers(name, folder):
 
 def test_words_encoded_once_have_the_ids_of_whole_texts(trained):
     odd = [chr(i) for i in range(0x3100) if not chr(i).isspace()]
-    texts = [f"a{c}b {c} {c}1 'S{c}'s '{c} re" for c in odd] + TEXTS
+    texts = [f"a{c}b {c} {c}1 'S{c}'s '{c} re" for c in odd] + TEXTS + [""]
+    texts += [f" {c}" for c in odd] + [f" {text}" for text in texts[:-1]]  # as in running text
     whole = trained.library.encode_batch_fast(texts, add_special_tokens=False)
     found = trained._words.encode(texts)
     assert found is not None
@@ -106,8 +110,44 @@ def test_words_encoded_once_have_the_ids_of_whole_texts(trained):
     assert np.diff(found[1]).tolist() == [len(row.ids) for row in whole]
 
 
+def test_texts_of_any_letters_and_spaces_have_the_ids_of_the_library(trained):
+    rng, letters, by_words = np.random.RandomState(0), [*"aZé1½'\u2019s.-日\u0301😀<|>"], 0
+    for _ in range(2000):
+        texts = []
+        for _ in range(rng.randint(1, 4)):
+            text = "".join(rng.choice(letters + [" "] * 6, rng.randint(0, 12)))
+            texts.append(" " * rng.randint(0, 2) + " ".join(text.split()))
+        whole = trained.library.encode_batch_fast(texts, add_special_tokens=False)
+        assert rows(trained, texts) == [row.ids for row in whole], texts
+        by_words += trained._words.encode(texts) is not None
+    assert by_words > 1500  # the others hold a space that is alone
+
+
+def test_threads_may_encode_at_the_same_time(trained):
+    """As workers of Beam do, which share one tokenizer."""
+    together = threading.Barrier(2)
+
+    class Slow:
+        """Lets go while it encodes, until another one does so too, if it can."""
+
+        def encode_batch_fast(self, texts, **options):
+            try:
+                together.wait(0.1)
+            except threading.BrokenBarrierError:
+                together.reset()
+            return trained.library.encode_batch_fast(texts, **options)
+
+    cache, parts = WordCache(Slow()), [TEXTS[i::4] for i in range(4)]
+    with ThreadPoolExecutor(4) as threads:
+        found = list(threads.map(cache.encode, parts))
+    for part, (tokens, offsets) in zip(parts, found, strict=True):
+        expected = WordCache(trained.library).encode(part)
+        assert tokens.tolist() == expected[0].tolist()
+        assert offsets.tolist() == expected[1].tolist()
+
+
 def test_words_are_not_encoded_alone_where_neighbours_could_matter(trained):
-    for text in ("two  spaces", " leading", "trailing ", "a\tb", "a\nb", "a\u00a0b"):
+    for text in ("two  spaces", "  leading", " ", "trailing ", "a\tb", "a\nb", "a\u00a0b"):
         assert trained._words.encode([text]) is None
     normalised = library.Tokenizer.from_str(trained.library.to_str())
     normalised.normalizer = normalizers.NFKC()

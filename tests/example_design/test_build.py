@@ -31,8 +31,8 @@ from icl_jax.example_design.sentences import Sentences
 from icl_jax.retrieval.design_folders import DesignFolders
 from icl_jax.retrieval.neighbours import Neighbours
 from icl_jax.training.checks import check_run
+from tests.data.records import flip_bit
 from tests.example_design.small_build import small_config
-from tests.retrieval.test_find_related import write_corpus
 
 MATCHED = [f"{kind}_{layout}" for kind in ("neighbours", "random")
            for layout in ("in_context", "in_batch")]  # fmt: skip
@@ -176,25 +176,26 @@ def test_files_do_not_depend_on_workers_and_a_complete_stage_is_not_run_again(bu
     assert {file: file.stat().st_mtime_ns for file in before} == before
 
 
-def test_training_reads_the_arms_of_its_workdir_by_name(built):
-    config, workdir = built
-    config = dataclasses.replace(
+def small_training(config, sources, phases=()):
+    return dataclasses.replace(
         config,
         batch_size=8,
         model=GPTConfig(
             vocab_size=300, context_length=130, num_layers=1, embed_dim=16, num_heads=2
         ),
         mesh=MeshConfig(data=8),
-        data=DataConfig(
-            ("design:contiguous", "design:neighbours_in_context"), ((0, (1, 0)), (2, (1, 1)))
-        ),
+        data=DataConfig(tuple(sources), phases),
         training=TrainingConfig(steps=4),
     )
-    data = check_run(config, workdir)
+
+
+def test_training_reads_the_arms_of_its_workdir_by_name(built):
+    config, workdir = built
+    arms = ["design:contiguous", "design:neighbours_in_context"]
+    data = check_run(small_training(config, arms, ((0, (1, 0)), (2, (1, 1)))), workdir)
     assert [source.num_records > 0 for source in data.sources] == [True, True]
-    config.data.sources = ("design:contiguous", "design:neighbors")
     with pytest.raises(ConfigError, match=r"no arm 'neighbors'.*there are: contiguous, document_p"):
-        check_run(config, workdir)
+        check_run(small_training(config, ["design:neighbors"]), workdir)
 
 
 def test_an_arm_can_be_added_to_a_build_and_another_config_is_refused(tmp_path):
@@ -206,10 +207,27 @@ def test_an_arm_can_be_added_to_a_build_and_another_config_is_refused(tmp_path):
     other = config_for(tmp_path, ["neighbours_in_context"], examples={"min_neighbours": 2})
     with pytest.raises(StageError, match=r"min_neighbours: 1 there, 2 here"):
         design(other, tmp_path / "run")
-    other = config_for(tmp_path, ["contiguous"], examples={"max_tokens": 129 + 1})
-    other.sequence_length = 140
+    other = config_for(tmp_path, ["contiguous"], examples={"max_tokens": 130})
     design(other, tmp_path / "run")  # the same limit, said otherwise
     assert contents(tmp_path / "run") == before
+
+
+def test_one_message_names_all_that_another_threshold_makes_useless(built, tmp_path):
+    config, workdir = built
+    shutil.copytree(workdir, tmp_path / "run")
+    before = contents(tmp_path / "run")
+    other = dataclasses.replace(config, design=dataclasses.replace(config.design))
+    other.design.search = SearchConfig(min_similarity=0.5, neighbours=3)
+    with pytest.raises(StageError, match=r"min_similarity: 0\.3 there, 0\.5 here") as refused:
+        design(other, tmp_path / "run")
+    assert contents(tmp_path / "run") == before
+    _, _, useless = str(refused.value).partition("rm -r ")
+    for folder in useless.split():
+        shutil.rmtree(folder)
+    design(other, tmp_path / "run")
+    kept = {name for name in before if before[name] == contents(tmp_path / "run").get(name)}
+    assert any(name.startswith("arms/contiguous") for name in kept)
+    assert not any(name.endswith(".tfrecord") and "neighbours" in name for name in kept)
 
 
 def test_a_task_asks_and_every_sentence_of_it_is_kept(tmp_path):
@@ -235,7 +253,7 @@ def test_a_task_asks_and_every_sentence_of_it_is_kept(tmp_path):
         ({"sequence_length": 100}, r"at most 100 tokens.*max_sentence_tokens = 128"),
         ({"max_tokens": 60}, r"at most 60 tokens.*max_sentence_tokens = 128"),
         ({"max_tokens": 256}, r"max_tokens 256 is above sequence_length 130"),
-        ({"arms": ("neighbors",)}, r"an entry of arms must be one of contiguous, task_only"),
+        ({"arms": ("neighbors",)}, r"arms: each must be one of contiguous, task_only"),
         ({"gain_model": "nowhere"}, "nowhere"),
         ({"evaluation_files": ("nowhere.txt",)}, "nowhere.txt"),
     ],
@@ -257,10 +275,42 @@ def test_a_threshold_that_nothing_passes_says_which_would(tmp_path):
     assert Neighbours.open(DesignFolders(tmp_path / "run").neighbours).results["queries"]
 
 
-def test_damage_is_named_not_trained_on(built, tmp_path):
-    _, workdir = built
+def test_damaged_records_are_named_before_training(built, tmp_path):
+    config, workdir = built
     shutil.copytree(workdir, tmp_path / "run")
-    (arm_folder(tmp_path / "run", "contiguous") / "results.json").unlink()
-    with pytest.raises(StageError, match="no arm 'contiguous'"):
-        arm_folder(tmp_path / "run", "contiguous")
-    assert write_corpus(tmp_path).exists()
+    config = small_training(config, ["design:contiguous"])
+    assert check_run(config, tmp_path / "run").sources[0].num_records
+    (file, *_) = sorted(Path(arm_folder(tmp_path / "run", "contiguous")).glob("*.tfrecord-*[0-9]"))
+    flip_bit(file, 40)
+    with pytest.raises(ConfigError, match=rf"{file.name} at byte 0: expected payload CRC"):
+        check_run(config, tmp_path / "run")
+
+
+def test_a_refused_command_leaves_the_build_as_it_was(tmp_path):
+    task = tmp_path / "task.txt"
+    task.write_text("Mar7ek was born in the harbour town.\nMar12ek first saw light.\n")
+    queries = CorpusConfig(files=(str(task),), text_documents="line", clean=False)
+    tapt = config_for(tmp_path, ["neighbours_in_context"], queries=queries)
+    design(tapt, tmp_path / "run")
+    before = contents(tmp_path / "run"), DesignFolders(tmp_path / "run").config.read_bytes()
+    for arms in (["neighbours_in_context"], ["contiguous"]):
+        with pytest.raises(StageError, match=r"other inputs|other sentences"):
+            design(config_for(tmp_path, arms), tmp_path / "run")
+        assert (
+            contents(tmp_path / "run"),
+            DesignFolders(tmp_path / "run").config.read_bytes(),
+        ) == before
+
+
+def test_rows_are_as_long_as_training_takes_them(tmp_path):
+    config = config_for(tmp_path, ["neighbours_in_context"], examples={"max_tokens": 130})
+    config.sequence_length = config.model.context_length = 500
+    design(config, tmp_path / "run")
+    results = json.loads(
+        (arm_folder(tmp_path / "run", "neighbours_in_context") / "results.json").read_text()
+    )
+    rows = records(tmp_path / "run", "neighbours_in_context")
+    assert max(len(row["tokens"]) for row in rows) > 400
+    assert max(np.bincount(row["group"]).max() for row in rows) <= 130
+    filled = sum(len(row["tokens"]) for row in rows) / (500 * len(rows))
+    assert results["filled"] == pytest.approx(filled, abs=1e-4) and filled > 0.6

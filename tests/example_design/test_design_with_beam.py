@@ -5,6 +5,7 @@ import pytest
 from icl_jax.config import ExamplesConfig
 from icl_jax.config_problems import ARMS
 from icl_jax.example_design.build import design
+from icl_jax.parallel_beam import LOCAL_RUNNER
 from icl_jax.retrieval.design_folders import DesignFolders
 from tests.example_design.test_kill_design import assert_same
 from tests.retrieval.test_find_related import experiment, write_corpus
@@ -12,11 +13,15 @@ from tests.retrieval.test_find_related import experiment, write_corpus
 pytest.importorskip("apache_beam")
 
 
+THREADS = (LOCAL_RUNNER, "--direct_num_workers=2", "--direct_running_mode=multi_threading")
+
+
 def test_beam_makes_the_same_records_of_every_arm(tmp_path):
+    """With two workers in one process, which share what it holds open."""
     file = write_corpus(tmp_path, people=20)
     examples = ExamplesConfig(arms=ARMS, evaluation_files=(str(file),), overlap_words=5)
-    for runner in ("local", "beam"):
-        config = experiment(file, examples=examples, runner=runner)
+    for runner, options in {"local": (), "beam": THREADS}.items():
+        config = experiment(file, examples=examples, runner=runner, beam_options=options)
         config.sequence_length = 130
         design(config, tmp_path / runner)
     assert_same(tmp_path / "beam", tmp_path / "local")

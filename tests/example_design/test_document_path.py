@@ -11,7 +11,7 @@ import pytest
 from icl_jax.config import ConfigError, ExamplesConfig, StageError
 from icl_jax.corpus.tokenizers import Tokenizer
 from icl_jax.example_design import document_graph
-from icl_jax.example_design.document_graph import Graph, join_shards, relate_shard
+from icl_jax.example_design.document_graph import Graph, add_sides, join_shards, relate_shard
 from icl_jax.example_design.document_path import make_document_path
 from icl_jax.example_design.layout import Marks, in_context
 from icl_jax.example_design.path_walk import walk
@@ -35,7 +35,7 @@ def prepare(workdir: Path, file: Path, begin: bool = False, seed: int = 0) -> Ne
     tokenizer = Tokenizer.open(folders.tokenizer)
     ids = {"separator_id": 1, "end_of_text_id": 0, "begin_of_text_id": 2 if begin else None}
     Tokenizer(tokenizer.library, **ids).save(folders.tokenizer)
-    corpus = Sentences.open(workdir).corpus
+    corpus = Sentences.open(workdir, False).corpus
     step = StepFolder(folders.neighbours, {"made": "up", "seed": seed})
     for shard in range(corpus.num_shards):
         lengths, found, scores = [], [], []
@@ -58,7 +58,7 @@ def prepare(workdir: Path, file: Path, begin: bool = False, seed: int = 0) -> Ne
 def make(workdir, examples=None, jaccard=0.6, limit=LIMIT, workers=1, seed=0, to=None):
     folders = DesignFolders(workdir)
     return make_document_path(
-        str(workdir), Sentences.open(workdir), Neighbours.open(folders.neighbours),
+        str(workdir), Sentences.open(workdir, False), Neighbours.open(folders.neighbours),
         examples or ExamplesConfig(), jaccard, limit, seed, Runner(workers),
         to or folders.groups / "document_path",
     )  # fmt: skip
@@ -85,7 +85,7 @@ def prepared(tmp_path_factory):
 
 def texts_of(workdir):
     """Document -> text, of those that have any."""
-    corpus = Sentences.open(workdir).corpus
+    corpus = Sentences.open(workdir, False).corpus
     sentences = np.array(corpus.text_of(range(len(corpus))))
     return {d: sentences[corpus.documents == d].tolist() for d in np.unique(corpus.documents)}
 
@@ -183,15 +183,25 @@ def test_diversity_keeps_adjacent_contexts_apart():
     assert strong < 0.75 * plain
 
 
-def test_weights_are_the_mean_similarity_of_the_nearest_sentences(prepared, tmp_path):
-    sentences, neighbours = Sentences.open(prepared), DesignFolders(prepared).neighbours
-    corpus, stored = sentences.corpus, Neighbours.open(neighbours)
+def graph_of(workdir, folder):
+    """Of all documents, made shard by shard."""
+    sentences, neighbours = Sentences.open(workdir, False), str(DesignFolders(workdir).neighbours)
+    corpus, first = sentences.corpus, (str(workdir), sentences.fingerprint)
+    folder.mkdir(exist_ok=True)
     for shard in range(corpus.num_shards):
-        relate_shard(str(prepared), sentences.fingerprint, str(neighbours), str(tmp_path), shard)
+        relate_shard(*first, neighbours, str(folder), shard)
+    for shard in range(corpus.num_shards):
+        add_sides(*first, str(folder), shard)
     members = np.unique(corpus.documents)
-    graph = join_shards(tmp_path, corpus.num_shards, members, corpus.num_documents)
+    graph = join_shards(folder, corpus.num_shards, members, corpus.num_documents)
+    return {(a, b): weight for a in members for b, weight in zip(*graph.related(a))}
+
+
+def test_weights_are_the_mean_similarity_of_the_nearest_sentences(prepared, tmp_path):
+    corpus = Sentences.open(prepared, False).corpus
+    stored = Neighbours.open(DesignFolders(prepared).neighbours)
     expected = {}
-    for a in members:
+    for a in np.unique(corpus.documents):
         for sentence in np.flatnonzero(corpus.documents == a):
             ids, scores = stored.of(sentence)
             best = {}
@@ -201,26 +211,24 @@ def test_weights_are_the_mean_similarity_of_the_nearest_sentences(prepared, tmp_
                 size = np.isin(corpus.documents, [a, b]).sum()
                 for pair in ((a, b), (b, a)):
                     expected[pair] = expected.get(pair, 0) + score / size
-    found = {(a, b): weight for a in members for b, weight in zip(*graph.related(a))}
-    assert found.keys() == expected.keys()
+    found = graph_of(prepared, tmp_path)
+    assert corpus.num_shards > 1 and found.keys() == expected.keys()
     for pair, weight in expected.items():
         np.testing.assert_allclose(found[pair], weight, rtol=1e-5)
     assert min(found.values()) >= 0 and max(found.values()) <= 1
 
 
-def test_only_the_strongest_edges_of_a_document_are_kept(prepared, tmp_path, monkeypatch):
-    sentences, neighbours = Sentences.open(prepared), str(DesignFolders(prepared).neighbours)
-    edges = []
-    for most in (32, 2):
-        monkeypatch.setattr(document_graph, "MOST_RELATED", most)
-        (tmp_path / str(most)).mkdir()
-        relate_shard(str(prepared), sentences.fingerprint, neighbours, str(tmp_path / str(most)), 0)
-        edges.append(np.load(tmp_path / str(most) / "edges-00000.npy").tolist())
-    expected = []
-    for document in {edge[0] for edge in edges[0]}:
-        own = [edge for edge in edges[0] if edge[0] == document]
-        expected += sorted(own, key=lambda edge: (-edge[2], edge[1]))[:2]
-    assert sorted(edges[1]) == sorted(expected) != sorted(edges[0])
+def test_an_edge_is_cut_by_what_both_sides_add_and_keeps_it_whole(prepared, tmp_path, monkeypatch):
+    whole = graph_of(prepared, tmp_path / "whole")
+    monkeypatch.setattr(document_graph, "MOST_RELATED", 2)
+    found = graph_of(prepared, tmp_path / "cut")
+    strongest = set()
+    for document in {a for a, _ in whole}:
+        own = sorted((-weight, b) for (a, b), weight in whole.items() if a == document)
+        strongest |= {(document, b) for _, b in own[:2]}
+    assert found.keys() == strongest | {(b, a) for a, b in strongest} != whole.keys()
+    assert strongest != {(b, a) for a, b in strongest}  # some are strong for one side only
+    assert all(found[pair] == whole[pair] == found[pair[::-1]] for pair in found)
 
 
 def test_near_duplicates_of_a_kept_document_are_left_out(prepared, tmp_path):
@@ -260,7 +268,7 @@ def test_contexts_hold_the_path_sentence_by_sentence_up_to_the_limit(begin, tmp_
     file = write_documents(tmp_path / "documents.jsonl", 40)
     prepare(tmp_path / "run", file, begin)
     groups = make(tmp_path / "run")
-    sentences = Sentences.open(tmp_path / "run")
+    sentences = Sentences.open(tmp_path / "run", False)
     corpus = sentences.corpus
     tokenizer = Tokenizer.open(DesignFolders(tmp_path / "run").tokenizer)
     marks = Marks.of(tokenizer)
@@ -307,7 +315,8 @@ def test_what_is_finished_stays_and_workers_change_no_byte(prepared, tmp_path):
     make(prepared, examples, to=whole)
     shutil.copytree(whole, again)
     for name in ("groups-00000.arrow", "groups-00001.arrow", "results.json", "path/results.json",
-                 "path/path.npy", "path/edges-00000.npy", "path/sketches-00001.npy"):  # fmt: skip
+                 "path/path.npy", "path/edges-00000.npy", "path/sides-00001.npy",
+                 "path/sketches-00001.npy"):  # fmt: skip
         (again / name).unlink()
     make(prepared, examples, workers=2, to=again)
     files = sorted(file for file in whole.rglob("*") if file.is_file() and file.name != "cost.json")
@@ -333,7 +342,7 @@ def test_a_sentence_longer_than_a_context_is_named(prepared, tmp_path):
 
 
 def test_queries_of_a_task_have_no_document_path(prepared, tmp_path):
-    table = Sentences.open(prepared).corpus
+    table = Sentences.open(prepared, False).corpus
     with pytest.raises(ConfigError, match=r"document_path .* leave design\.queries\.files empty"):
         make_document_path(
             str(prepared), Sentences(table, table),

@@ -41,7 +41,18 @@ def workdir(tmp_path_factory):
         ("batched", "in_batch", related),
     ):
         folder = write_strategy(folders.groups / arm, groups)
-        write_arm(str(workdir), folder, arm, layout, LIMIT, 0, 5000, Runner(1), folders.arms / arm)
+        write_arm(
+            str(workdir),
+            sentences,
+            folder,
+            arm,
+            layout,
+            LIMIT,
+            0,
+            5000,
+            Runner(1),
+            folders.arms / arm,
+        )
     return workdir
 
 

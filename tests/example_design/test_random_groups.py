@@ -3,12 +3,14 @@
 import types
 
 import numpy as np
+import pyarrow as pa
 import pytest
 
 from icl_jax.config import StageError
 from icl_jax.example_design.groups import GroupShard, write_groups
 from icl_jax.example_design.layout import Marks
-from icl_jax.example_design.random_groups import Slots, deal, deal_anew
+from icl_jax.example_design.random_groups import Related, Slots, deal, deal_anew
+from icl_jax.retrieval.neighbours import Neighbours
 
 MARKS = Marks(None, 1, 2)
 
@@ -25,6 +27,16 @@ def made_up(num_groups=200, num_sentences=500, seed=0):
     return GroupShard(offsets, ids, np.ones(len(ids), np.float32)), lengths, ids.max() + 1
 
 
+def more_related(slots, seed=0):
+    """For each query, besides the neighbours of its group, two that did not fit."""
+    rng = np.random.default_rng(seed)
+    rows = [
+        np.append(slots.originals[a:b], rng.integers(0, 500, 2))
+        for a, b in zip(slots.first, slots.first[1:])
+    ]
+    return Related(np.append(0, np.cumsum([len(row) for row in rows])), np.concatenate(rows))
+
+
 def tokens_of(groups, ids, lengths):
     return np.add.reduceat(lengths[ids] + 1, groups.offsets[:-1])
 
@@ -35,12 +47,14 @@ def test_same_sentences_same_counts_same_lengths_and_no_relation(seed):
     documents = np.arange(len(lengths)) // 4
     slots = Slots.of([groups], [np.ones(len(groups), bool)])
     room = int((tokens_of(groups, groups.ids, lengths) - 1).max())
-    dealt, left = deal(slots, lengths, lengths[slots.queries], documents, room, seed)
+    related = more_related(slots, seed)
+    dealt, left = deal(slots, related, lengths, lengths[slots.queries], documents, room, seed)
     assert left == 0
     assert sorted(dealt) == sorted(slots.originals)
     for group, query in enumerate(slots.queries):
         part = slice(slots.first[group], slots.first[group + 1])
-        got, before = dealt[part], slots.originals[part]
+        got, before = dealt[part], related.to(group)
+        assert {*slots.originals[part]} <= {*before}
         assert len({query, *got}) == len(got) + 1
         assert not {*got} & {*before}
         assert not (documents[got] == documents[query]).any()
@@ -57,7 +71,8 @@ def test_the_deal_is_random_and_the_seed_decides():
     groups, lengths, _ = made_up(400)
     slots = Slots.of([groups], [np.ones(len(groups), bool)])
     first, again, other = (
-        deal(slots, lengths, lengths[slots.queries], None, 100, seed)[0] for seed in (1, 1, 2)
+        deal(slots, more_related(slots), lengths, lengths[slots.queries], None, 100, seed)[0]
+        for seed in (1, 1, 2)
     )
     assert (first == again).all()
     assert np.mean(first == other) < 0.1
@@ -69,7 +84,7 @@ def test_groups_that_the_gain_filter_left_out_give_and_get_nothing():
     slots = Slots.of([groups], [keep])
     assert (slots.queries == groups.ids[groups.offsets[:-1]][keep]).all()
     assert len(slots.originals) == (np.diff(groups.offsets) - 1)[keep].sum()
-    dealt, _ = deal(slots, lengths, lengths[slots.queries], None, 100, 0)
+    dealt, _ = deal(slots, more_related(slots), lengths, lengths[slots.queries], None, 100, 0)
     assert sorted(dealt) == sorted(slots.originals)
 
 
@@ -79,7 +94,9 @@ def test_a_pool_that_allows_no_other_arrangement_is_told(tmp_path):
 
     corpus = types.SimpleNamespace(lengths=np.full(3, 5), documents=np.arange(3))
     sentences = types.SimpleNamespace(
-        corpus=corpus, queries=None, lengths_of=lambda ids: corpus.lengths[ids]
+        corpus=corpus, queries=None, first_query=0, lengths_of=lambda ids: corpus.lengths[ids]
     )
+    found = pa.record_batch({"ids": pa.array([[1, 2], [], []], pa.list_(pa.int64()))})
+    neighbours = Neighbours([found], {})
     with pytest.raises(StageError, match=r"of 2 neighbours of 1 groups, 2 find no other query"):
-        deal_anew(tmp_path, 1, sentences, False, 100, MARKS, 0, tmp_path)
+        deal_anew(tmp_path, neighbours, sentences, False, 100, MARKS, 0, tmp_path)

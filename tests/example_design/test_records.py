@@ -15,6 +15,7 @@ from icl_jax.example_design.layout import Marks
 from icl_jax.example_design.packing import pack_rows
 from icl_jax.example_design.record_counts import multiset
 from icl_jax.example_design.records import write_arm
+from icl_jax.example_design.sentences import Sentences
 from icl_jax.parallel import Runner
 from icl_jax.retrieval.design_folders import DesignFolders
 from icl_jax.step_folder import read_results
@@ -47,8 +48,8 @@ def made(tmp_path_factory):
 def write(workdir, layout, *, to=None, strategy="related", limit=LIMIT, seed=SEED, workers=1):
     folders = DesignFolders(workdir)
     return write_arm(
-        str(workdir), folders.groups / strategy, layout, layout, limit, seed, SHARD_BYTES,
-        Runner(workers), to or folders.arms / layout,
+        str(workdir), Sentences.open(workdir, False), folders.groups / strategy, layout, layout,
+        limit, seed, SHARD_BYTES, Runner(workers), to or folders.arms / layout,
     )  # fmt: skip
 
 

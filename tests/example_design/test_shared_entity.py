@@ -81,9 +81,8 @@ def prepare(folder: Path, own_queries: bool = False, **search):
 
 def make(workdir, design, workers=1, to=None):
     folder = to or DesignFolders(workdir).entity_neighbours
-    return make_related_by_entity(
-        str(workdir), Sentences.open(workdir), design, Runner(workers), folder
-    )
+    sentences = Sentences.open(workdir, bool(design.queries.files))
+    return make_related_by_entity(str(workdir), sentences, design, Runner(workers), folder)
 
 
 def related_by_loops(sentences, design):
@@ -141,7 +140,7 @@ def related_by_loops(sentences, design):
 )
 def test_related_sentences_are_those_of_the_definition(own_queries, search, tmp_path):
     workdir, design = prepare(tmp_path, own_queries, **search)
-    sentences = Sentences.open(workdir)
+    sentences = Sentences.open(workdir, own_queries)
     found, expected = make(workdir, design), related_by_loops(sentences, design)
     assert len(found) == len(expected) == len(sentences.query_table)
     for query, wanted in enumerate(expected):
@@ -205,3 +204,18 @@ def test_a_term_in_too_many_documents_relates_nothing(tmp_path):
     find_related(config, tmp_path / "run", neighbours=False)
     found = make(tmp_path / "run", config.design)
     assert [found.of(i)[0].tolist() for i in range(8)] == [[]] * 6 + [[7], [6]]
+
+
+def test_a_name_that_many_queries_of_a_task_have_is_lost_by_none(tmp_path):
+    file, task = tmp_path / "documents.jsonl", tmp_path / "task.jsonl"
+    lines = ["They spoke of Quinova at length here.", "Nobody knew where Quinova had gone to."]
+    asked = [f"Somebody wrote a letter number {n} to Quinova." for n in range(10)]
+    for place, texts in ((file, lines), (task, asked)):
+        place.write_text("".join(json.dumps({"title": "", "text": t}) + "\n" for t in texts))
+    config = experiment(
+        file, task, tokenizer=TokenizerConfig(vocab_size=257),
+        examples=ExamplesConfig(entity_documents=5),
+    )  # fmt: skip
+    find_related(config, tmp_path / "run", neighbours=False)
+    found = make(tmp_path / "run", config.design)
+    assert [sorted(found.of(i)[0].tolist()) for i in range(10)] == [[0, 1]] * 10

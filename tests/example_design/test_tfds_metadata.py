@@ -22,7 +22,7 @@ def arms(tmp_path_factory) -> dict[str, Path]:
     groups = write_strategy(workdir / "groups", [related_groups(sentences, 150, LIMIT)])
     for layout in LAYOUTS:
         write_arm(
-            str(workdir), groups, f"{layout}_arm", layout, LIMIT, 0, 10_000, Runner(1),
+            str(workdir), sentences, groups, f"{layout}_arm", layout, LIMIT, 0, 10_000, Runner(1),
             workdir / layout,
         )  # fmt: skip
     return {layout: workdir / layout for layout in LAYOUTS}

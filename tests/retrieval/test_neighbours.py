@@ -2,7 +2,13 @@ import numpy as np
 import pytest
 
 from icl_jax.config import StageError
-from icl_jax.retrieval.neighbours import Neighbours, shard_counts, share_found, write_shard
+from icl_jax.retrieval.neighbours import (
+    Neighbours,
+    shard_counts,
+    shard_file,
+    share_found,
+    write_shard,
+)
 from icl_jax.step_folder import write_json
 
 
@@ -28,6 +34,18 @@ def test_neighbours_come_back_for_every_query_of_every_shard(tmp_path):
 def test_a_search_that_is_not_finished_is_not_opened(tmp_path):
     write(tmp_path)
     with pytest.raises(StageError, match="no finished search"):
+        Neighbours.open(tmp_path)
+
+
+def test_a_damaged_file_is_named_with_what_to_delete(tmp_path):
+    write(tmp_path)
+    write_json(tmp_path / "results.json", {"shards": 2})
+    file = shard_file(tmp_path, 1)
+    file.write_bytes(file.read_bytes()[:-100])
+    with pytest.raises(StageError, match=rf"^{file} is damaged \(.*; delete {tmp_path} and run"):
+        Neighbours.open(tmp_path)
+    file.unlink()
+    with pytest.raises(StageError, match=f"^{file} is damaged"):
         Neighbours.open(tmp_path)
 
 

@@ -10,7 +10,11 @@ from icl_jax.parallel import Runner
 from icl_jax.retrieval import search, search_shards
 from icl_jax.retrieval.search import find_neighbours
 from icl_jax.retrieval.search_results import describe_thresholds
+from icl_jax.retrieval.search_shards import SearchFolders
+from icl_jax.retrieval.signatures import load_signatures
+from icl_jax.retrieval.vectors import save_shard
 from icl_jax.sharding import make_mesh
+from icl_jax.step_folder import StepFolder
 from tests.retrieval.made_up import Table, assert_equal_to_loops, made_up, neighbours_by_loops
 
 CONFIG = SearchConfig(neighbours=4, min_similarity=0.5, recall_sample=30)
@@ -109,6 +113,30 @@ def test_similarities_do_not_depend_on_the_company_of_a_query(tmp_path, monkeypa
     monkeypatch.setattr(search_shards, "_PIECE", 3)
     run(tmp_path / "b", table, rows)
     assert files(tmp_path / "a") == files(tmp_path / "b")
+
+
+def test_a_worker_that_lives_on_sees_that_the_same_folders_hold_another_search(
+    tmp_path, monkeypatch
+):
+    def run_here(function, tasks, *rest):  # as a worker of Beam does
+        for task in tasks:
+            function(*task)
+
+    monkeypatch.setattr(search, "run_shards", run_here)
+    beam, place = Runner(1, "beam"), tmp_path / "living"
+    for seed in (0, 1):
+        table, rows = made_up(120, seed=seed)
+        vectors = table.vectors(rows)
+        vectors.folder = place / "vectors"
+        StepFolder(vectors.folder, {}).complete({"num_shards": 3})
+        for shard, part in enumerate(vectors.shards):
+            save_shard(vectors.folder, shard, part)
+        load_signatures(table, SearchFolders(place / "found").signatures)
+        both, inputs = (table, vectors), {"encoder": seed}
+        find_neighbours(*both, *both, CONFIG, place / "found", runner=beam, inputs=inputs)
+        run(tmp_path / f"local{seed}", table, rows)
+        assert files(place / "found") == files(tmp_path / f"local{seed}")
+        shutil.rmtree(place)
 
 
 def test_a_killed_search_goes_on_behind_the_finished_shards(tmp_path, monkeypatch):
