@@ -4,7 +4,7 @@ from collections.abc import Callable, Sequence
 import concurrent.futures.process
 import dataclasses
 import functools
-import multiprocessing
+import multiprocessing.connection
 import os
 from pathlib import Path
 import sys
@@ -65,7 +65,7 @@ def run_shards(
             note_worker(*future.result()[1])
             bar.update(size_of[future])
     except concurrent.futures.process.BrokenProcessPool:
-        _pool.cache_clear()
+        _end_pool(pool)
         raise StageError(
             f"one of {runner.threads} worker processes was killed, probably for lack of memory; "
             "what was finished stays. Give the same command again with fewer design.workers"
@@ -89,21 +89,46 @@ def count_cores() -> int:
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
 
 
+class _Pool(concurrent.futures.ProcessPoolExecutor):
+    """Its workers end when `lifeline` is closed, be it because this process was killed.
+
+    A broken pool of the library forgets a worker that was just being started, which then would wait
+    for ever, and this process for it.
+    """
+
+    def __init__(self, workers: int):
+        context = multiprocessing.get_context("spawn")
+        of_workers, self.lifeline = context.Pipe(duplex=False)
+        super().__init__(workers, context, initializer=_end_with, initargs=(of_workers,))
+
+    def submit(self, *task) -> concurrent.futures.Future:
+        """As of the library, which starts workers here, in any state of a pool that breaks."""
+        try:
+            return super().submit(*task)
+        except (OSError, ValueError):  # what it shares with the worker was closed meanwhile
+            super().submit(int)  # a pool that broke says so
+            raise
+
+
 @functools.lru_cache(maxsize=1)
-def _pool(workers: int) -> concurrent.futures.ProcessPoolExecutor:
+def _pool(workers: int) -> _Pool:
     """Kept from step to step: a new process takes a second to import what it needs."""
-    return concurrent.futures.ProcessPoolExecutor(
-        workers, multiprocessing.get_context("spawn"), initializer=_end_with_parent
-    )
+    return _Pool(workers)
 
 
-def _working_pool(workers: int) -> concurrent.futures.ProcessPoolExecutor:
+def _working_pool(workers: int) -> _Pool:
     """The kept one; a new one where a worker died since, for it had no work that would be lost."""
+    pool = _pool(workers)
     try:
-        _pool(workers).submit(int)  # nothing, only to hear whether it still takes work
+        pool.submit(int)  # nothing, only to hear whether it still takes work
     except concurrent.futures.process.BrokenProcessPool:
-        _pool.cache_clear()
+        _end_pool(pool)
     return _pool(workers)
+
+
+def _end_pool(pool: _Pool) -> None:
+    _pool.cache_clear()
+    pool.lifeline.close()
 
 
 def _call(function: Callable, task: tuple) -> tuple:
@@ -112,11 +137,11 @@ def _call(function: Callable, task: tuple) -> tuple:
     return function(*task), peak_of_this_process()
 
 
-def _end_with_parent() -> None:
-    """A worker whose parent was killed would wait for ever."""
+def _end_with(lifeline: multiprocessing.connection.Connection) -> None:
+    """In a worker: ends it when nobody holds the other end any more."""
 
     def watch() -> None:
-        multiprocessing.parent_process().join()
+        lifeline.poll(None)
         os._exit(1)
 
     threading.Thread(target=watch, daemon=True).start()

@@ -74,6 +74,44 @@ def test_after_a_worker_was_killed_at_its_work_the_next_call_has_new_ones():
         assert run_shards(square, [(1,), (2,)], bar, [1, 1], Runner(2))[1][0] == 4
 
 
+STARTING = """
+from multiprocessing.context import SpawnProcess
+import os, signal, sys, time
+from icl_jax.config import StageError
+from icl_jax.parallel import Runner, progress_bar, run_shards
+from tests.test_parallel import square
+
+start, started = SpawnProcess.start, []
+
+def start_late(process):
+    if sys.argv[1] == "after":
+        start(process)
+    if started:
+        os.kill(started[0], signal.SIGKILL)
+        time.sleep(0.5)  # the pool notices, and ends the workers that it knows
+    if sys.argv[1] == "before":
+        start(process)
+    started.append(process.pid)
+
+if __name__ == "__main__":
+    SpawnProcess.start = start_late
+    try:
+        with progress_bar(disable=True) as bar:
+            run_shards(square, [(0,), (1,)], bar, sizes=[1, 1], runner=Runner(2))
+    except StageError:
+        print("told")
+"""
+
+
+@pytest.mark.parametrize("moment", ["before", "after"])
+def test_a_worker_killed_while_another_is_started_is_told_and_the_run_ends(tmp_path, moment):
+    script, root = tmp_path / "starting.py", str(Path(__file__).parents[1])
+    script.write_text(STARTING)
+    command, env = [sys.executable, str(script), moment], os.environ | {"PYTHONPATH": root}
+    run = subprocess.run(command, env=env, capture_output=True, text=True, timeout=30)
+    assert run.stdout == "told\n", run
+
+
 SLEEPY = """
 import os, sys, time
 from icl_jax.parallel import Runner, progress_bar, run_shards

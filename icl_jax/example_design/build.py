@@ -14,10 +14,10 @@ from icl_jax.config_tree import to_dict
 from icl_jax.corpus.tokenizers import Tokenizer, load
 from icl_jax.example_design import contiguous, random_groups, related, task_only
 from icl_jax.example_design.arms import ARMS, NEED_NEIGHBOURS, strategies_of
-from icl_jax.example_design.data_card import write_card
+from icl_jax.example_design.card.data_card import write_card
 from icl_jax.example_design.dependents import explain_all
 from icl_jax.example_design.document_path import make_document_path
-from icl_jax.example_design.gain_filter import check_gain_model, filter_groups
+from icl_jax.example_design.gain_filter import check_gain_model, filter_groups, keep_all
 from icl_jax.example_design.gain_inputs import gain_inputs
 from icl_jax.example_design.groups import Groups, group_file, read_counts
 from icl_jax.example_design.layout import Marks
@@ -109,10 +109,14 @@ class Build:
         groups = getattr(self, f"_{strategy}")()
         if not len(groups):
             raise StageError(self._why_no_groups(strategy, groups.results))
+        folder = self.folders.groups / strategy
         if gain_inputs(self.examples, strategy):
-            mesh = make_mesh(self.config.mesh)
-            folder = self.folders.groups / strategy
-            filter_groups(folder, self.examples, self.limit, mesh, self.sentences, self.tokenizer)
+            filter_groups(
+                folder, self.examples, self.limit, make_mesh(self.config.mesh), self.sentences,
+                self.tokenizer, self.runner, self.workdir, strategy == "document_path",
+            )  # fmt: skip
+        else:
+            keep_all(folder)
         return groups
 
     def write_records(self, arm: str) -> dict:
@@ -163,7 +167,7 @@ class Build:
         neighbours = self.folders.groups / "neighbours"
         return self._by_shard(
             "task_only",
-            {"neighbours": read_inputs(neighbours)},
+            {"neighbours": read_inputs(neighbours), "gain": self._gain()},
             task_only.make_shard,
             lambda *place: (str(neighbours), *place),
             self.sentences.query_table.starts,
@@ -187,7 +191,11 @@ class Build:
 
         return self._by_shard(
             "random",
-            {"neighbours": read_inputs(neighbours), "seed": self.config.seed},
+            {
+                "neighbours": read_inputs(neighbours),
+                "gain": self._gain(),
+                "seed": self.config.seed,
+            },
             random_groups.make_shard,
             lambda folder, index: (*first, folder, index, first_slot[index]),
             table.starts,
@@ -217,7 +225,6 @@ class Build:
             "tokenizer": self.tokenizer.fingerprint,
             "limit": self.limit,
             **inputs,
-            "gain": gain_inputs(self.examples, strategy),
         }
         step = StepFolder(folder, made_from)
         if step.results is None:
@@ -236,6 +243,10 @@ class Build:
                     results[name] = results.get(name, 0) + count
             step.complete(results)
         return Groups.open(folder)
+
+    def _gain(self) -> dict:
+        """What the neighbour groups that were kept depend on."""
+        return gain_inputs(self.examples, "neighbours")
 
     def _why_no_groups(self, strategy: str, results: dict) -> str:
         message = f"the strategy {strategy} makes no group at all: "

@@ -2,9 +2,14 @@
 
 Of a JSON line every string counts, as a field of its own; fields of a .csv are parted by commas, or
 by tabs if its first line has one; of any other text by tabs. Each also as .gz.
+
+A .json may be one value for the whole file: then an item is an object in a list. Where such lists
+lie in each other (articles, paragraphs, questions, answers), it is one of the last list but one (a
+question with its answers), together with the strings that stand around it (its paragraph).
 """
 
 from collections.abc import Iterator, Sequence
+import contextlib
 import csv
 import gzip
 import json
@@ -23,10 +28,10 @@ _DEEP = 100  # levels of a JSON value
 
 
 class Item(NamedTuple):
-    """One line of an evaluation file."""
+    """What an evaluation asks at once."""
 
-    line: int  # from 1
-    text: str  # the line as it stands
+    place: str  # in its file
+    text: str  # as it stands there
     fields: list[str]
 
 
@@ -54,10 +59,14 @@ def find_evaluation_files(patterns: Sequence[str]) -> list[str]:
 
 def read_items(file: str) -> list[Item]:
     """All items of one file; empty lines are none."""
-    lines = [line.rstrip("\r") for line in _decode(file, _read(file)).split("\n")]
+    text = _decode(file, _read(file))
+    if _plain_name(file).endswith(".json"):
+        with contextlib.suppress(ValueError, RecursionError):  # else it is JSON lines
+            return list(_items_of(json.loads(text)))
+    lines = [line.rstrip("\r") for line in text.split("\n")]
     split = _splitter(file, lines)
     numbered = ((number, line) for number, line in enumerate(lines, 1) if line.strip())
-    return [Item(number, line, split(number, line)) for number, line in numbered]
+    return [Item(f"line {number}", line, split(number, line)) for number, line in numbered]
 
 
 def _read(file: str) -> bytes:
@@ -96,14 +105,58 @@ def _json_strings(file: str, number: int, line: str) -> list[str]:
         raise _wrong(file, f"no JSON in line {number}", fix) from None
 
 
+def _items_of(value: object) -> Iterator[Item]:
+    """The items of one JSON value."""
+    list(_strings(value))  # stops if it is too deep
+    levels = _levels(value)
+    found = _entries(value, levels - 1 if levels > 1 else levels, [])
+    if not levels and isinstance(value, list):
+        found = ((entry, []) for entry in value)
+    for number, (entry, around) in enumerate(found, 1):
+        text = json.dumps(entry, ensure_ascii=False)
+        yield Item(f"item {number}", _clean(text), [*_strings(entry), *around])
+
+
+def _levels(value: object) -> int:
+    """How many lists of objects lie in each other, at most."""
+    return max((_levels(part) + is_entry for part, is_entry in _parts(value)), default=0)
+
+
+def _entries(
+    value: object, level: int, around: list[str]
+) -> Iterator[tuple[object, Sequence[str]]]:
+    """Objects so many lists deep, or the last on the way there; with the strings around each."""
+    deeper = [(part, is_entry) for part, is_entry in _parts(value) if is_entry or _levels(part)]
+    if level == 0 or not deeper:
+        yield value, around
+        return
+    inner = {id(part) for part, _ in deeper}
+    own = [text for part, _ in _parts(value) if id(part) not in inner for text in _strings(part)]
+    for part, is_entry in deeper:
+        yield from _entries(part, level - is_entry, [*around, *own])
+
+
+def _parts(value: object) -> list[tuple[object, bool]]:
+    """What a value holds, and whether it is an object of a list."""
+    if isinstance(value, dict):
+        return [(part, False) for part in value.values()]
+    if isinstance(value, list):
+        return [(part, isinstance(part, dict)) for part in value]
+    return []
+
+
 def _strings(value: object, depth: int = 0) -> Iterator[str]:
     if depth > _DEEP:
         raise ValueError("too deep")
     if isinstance(value, str):
-        yield value.encode(errors="replace").decode()  # half a surrogate pair is no text
+        yield _clean(value)
     elif isinstance(value, dict | list):
         for part in value.values() if isinstance(value, dict) else value:
             yield from _strings(part, depth + 1)
+
+
+def _clean(text: str) -> str:
+    return text.encode(errors="replace").decode()  # half a surrogate pair is no text
 
 
 def _plain_name(file: str) -> str:

@@ -5,25 +5,23 @@ python -m icl_jax.example_design.explain --workdir=DIR --arm=random_in_context -
 """
 
 import argparse
-import sys
 import textwrap
 
 import numpy as np
 
-from icl_jax.config import ConfigError, StageError
+from icl_jax.config import StageError
 from icl_jax.corpus.tokenizers import Tokenizer
 from icl_jax.data.shards import Shards, find_shards
 from icl_jax.example_design.arms import ARMS, arm_folder
-from icl_jax.example_design.samples import WITH_QUERY, GroupReader
+from icl_jax.example_design.group_text import WITH_QUERY, GroupReader
 from icl_jax.example_design.sentences import Sentences
 from icl_jax.example_design.why_no_more import Reasons
 from icl_jax.parallel import progress_bar
 from icl_jax.retrieval.design_folders import DesignFolders
+from icl_jax.retrieval.show import ends_well, print_sentence, print_text
 from icl_jax.step_folder import read_inputs
 
 _SHOWN = 20  # records that hold a sentence
-# Control characters of a text must not reach the terminal, which would obey them.
-_CONTROLS = dict.fromkeys([*range(32), *range(127, 160)], "\N{REPLACEMENT CHARACTER}")
 
 
 def main(argv: list[str] | None = None) -> None:
@@ -37,14 +35,12 @@ def main(argv: list[str] | None = None) -> None:
     wanted.add_argument("--index", type=int, help="the number of a record, from 0")
     wanted.add_argument("--sentence", type=int, help="an id: which records hold this sentence?")
     args = parser.parse_args(argv)
-    try:
+    with ends_well():
         records = ArmRecords(args.workdir, args.arm)
         if args.index is not None:
             show_record(records, args.index)
         else:
             find_sentence(records, args.sentence)
-    except (ConfigError, StageError) as error:
-        sys.exit(f"error: {error}")
 
 
 class ArmRecords:
@@ -53,9 +49,11 @@ class ArmRecords:
     def __init__(self, workdir: str, name: str):
         folder = arm_folder(workdir, name)
         self.name, self.arm = name, ARMS[name]
-        self.row_length = read_inputs(folder)["row_length"]
+        made_from = read_inputs(folder)
+        self.row_length = made_from["row_length"]
         self.records = Shards(find_shards(str(folder)))
-        self.sentences = Sentences.open(workdir)
+        has_queries = " " in made_from["sentences"]  # two fingerprints
+        self.sentences = Sentences.open(workdir, has_queries)
         self.reader = GroupReader(self.sentences, Tokenizer.open(DesignFolders(workdir).tokenizer))
         self.reasons = Reasons(workdir, self.arm.strategy, self.sentences)
 
@@ -121,7 +119,7 @@ def find_sentence(records: ArmRecords, sentence: int) -> None:
             bar.update()
     shown = f"; the first {_SHOWN} are shown" if found > _SHOWN else ""
     print(f"#{sentence} stands {found:,} times in {records.name}{shown}")
-    _print_text(records.sentences.text(sentence))
+    print_text(records.sentences.text(sentence))
 
 
 def _show_group(records: ArmRecords, record: dict, group: int, num_groups: int) -> None:
@@ -144,22 +142,12 @@ def _show_sentences(
     for i, place in enumerate(places.tolist()):
         id = int(record["sentence_ids"][place])
         document = records.sentences.document(int(record["document_ids"][place]))
-        title = f"{document.title}, " if document.title else ""
         is_query = i == 0 and has_first and records.arm.strategy in WITH_QUERY
         score = "query" if is_query else _score(record, place)
-        where = f"{document.file} {document.place}, sentence {records.sentences.position(id)}"
         count = f"{parts['lengths'][i]} tokens from {starts[i]}"
-        print(f"{score:>6}  #{id}  {_plain(title + where)}; {label or count}")
-        _print_text(records.sentences.text(id))
+        print_sentence(score, id, document, records.sentences.position(id),
+                       records.sentences.text(id), label or count)  # fmt: skip
         print("".join(f"        {name}\n" for name in parts["after"][i]), end="")
-
-
-def _print_text(text: str) -> None:
-    print(textwrap.indent(textwrap.fill(_plain(text), 92), " " * 8))
-
-
-def _plain(text: str) -> str:
-    return text.translate(_CONTROLS)
 
 
 def _score(record: dict, place: int) -> str:
@@ -168,7 +156,8 @@ def _score(record: dict, place: int) -> str:
 
 
 def _show_reason(records: ArmRecords, ids: np.ndarray, num_tokens: int) -> None:
-    print(textwrap.fill(f"no more: {records.reasons.tell(ids, num_tokens)}", 100))
+    for line in f"no more: {records.reasons.tell(ids, num_tokens)}".splitlines():
+        print(textwrap.fill(line, 100))
 
 
 if __name__ == "__main__":

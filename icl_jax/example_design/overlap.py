@@ -21,6 +21,7 @@ from icl_jax.parallel import Runner, progress_bar, run_shards
 from icl_jax.retrieval.design_folders import DesignFolders
 from icl_jax.step_folder import StepFolder, beside
 
+_RULES_VERSION = 2  # of what an item is; raise it when that changes
 _RUNS = "runs.npz"
 _SAMPLES = 5  # of each file
 _SAMPLE_CHARACTERS = 500
@@ -45,6 +46,7 @@ def find_overlap(
             "files": describe_files(CorpusConfig(files=tuple(files), format="text")),
             "overlap_words": examples.overlap_words,
             "min_words": MIN_WORDS,
+            "rules": _RULES_VERSION,
         },
     )
     if step.results is None:
@@ -134,4 +136,4 @@ def _results(read: dict[str, list[Item]], hits: np.ndarray, runs: Runs, overlap_
 
 def _sample(item: Item, sentence: int, words: str) -> dict:
     text = item.text[:_SAMPLE_CHARACTERS]
-    return {"line": item.line, "text": text, "sentence": sentence, "words": words}
+    return {"place": item.place, "text": text, "sentence": sentence, "words": words}

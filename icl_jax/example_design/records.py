@@ -58,7 +58,7 @@ def write_arm(
     kept = np.concatenate([np.empty(0, bool), *kept])
     inputs = {
         "groups": read_inputs(groups_folder),
-        "kept": f"{zlib.crc32(np.packbits(kept)):08x}",
+        "kept": {"groups": int(kept.sum()), "crc": f"{zlib.crc32(np.packbits(kept)):08x}"},
         "sentences": sentences.fingerprint,
         "tokenizer": tokenizer.fingerprint,
         "layout": layout,

@@ -58,7 +58,7 @@ def make_tables(workdir: Path, documents: int = 150, own_queries: bool = False) 
     file = write_documents(workdir / "documents.jsonl", documents)
     queries = write_documents(workdir / "task.jsonl", 20, seed=1) if own_queries else None
     find_related(experiment(file, queries), workdir, neighbours=False)
-    return Sentences.open(workdir, has_queries=False)
+    return Sentences.open(workdir, own_queries)
 
 
 def related_groups(sentences: Sentences, count: int, limit: int, seed: int = 0) -> GroupShard:

@@ -28,6 +28,7 @@ from icl_jax.example_design.arms import ARMS, arm_folder
 from icl_jax.example_design.build import design
 from icl_jax.example_design.groups import Groups
 from icl_jax.example_design.sentences import Sentences
+from icl_jax.models import create, huggingface
 from icl_jax.retrieval.design_folders import DesignFolders
 from icl_jax.retrieval.neighbours import Neighbours
 from icl_jax.training.checks import check_run
@@ -314,3 +315,17 @@ def test_rows_are_as_long_as_training_takes_them(tmp_path):
     assert max(np.bincount(row["group"]).max() for row in rows) <= 130
     filled = sum(len(row["tokens"]) for row in rows) / (500 * len(rows))
     assert results["filled"] == pytest.approx(filled, abs=1e-4) and filled > 0.6
+
+
+def test_groups_without_gain_are_in_no_matched_arm(tmp_path):
+    model = GPTConfig(vocab_size=300, context_length=130, num_layers=1, embed_dim=16, num_heads=2)
+    huggingface.save(create(model, seed=0), tmp_path / "model")
+    arms = ["neighbours_in_context", "random_in_context", "task_only"]
+    filtered = {"gain_model": str(tmp_path / "model"), "min_gain": 0.0}
+    design(config_for(tmp_path, arms, people=20, examples=filtered), tmp_path / "run")
+    groups = Groups.open(DesignFolders(tmp_path / "run").groups / "neighbours")
+    used = {arm: sentences_used(tmp_path / "run", arm) for arm in arms}
+    assert used["neighbours_in_context"] == used["random_in_context"]
+    assert 0 < len(used["task_only"]) < len(groups)
+    card = json.loads((tmp_path / "run" / "design" / "card.json").read_text())
+    assert card["strategies"]["neighbours"]["gain"]["kept"] == len(used["task_only"])

@@ -8,9 +8,10 @@ import pytest
 
 from icl_jax.config import DesignConfig
 from icl_jax.config_tree import to_dict
-from icl_jax.example_design.card_charts import histogram
-from icl_jax.example_design.card_page import render_page
-from icl_jax.example_design.card_tables import table
+from icl_jax.example_design.card.charts import histogram
+from icl_jax.example_design.card.page import render_page
+from icl_jax.example_design.card.sections import cost, strategies
+from icl_jax.example_design.card.tables import table
 from tests.example_design import chromium
 
 HOSTILE = [
@@ -91,7 +92,8 @@ def made_up_card(texts: list[str]) -> dict:
             "overlap_words": 13, "min_words": 4,
             "files": {text: {"items": 3, "too_short": 1, "overlapping": 1, "share": 0.3,
                              "by_long_run": 0,
-                             "samples": [{"line": 1, "text": text, "words": text, "sentence": i}]}
+                             "samples": [{"place": "line 1", "text": text, "words": text,
+                                          "sentence": i}]}
                       for i, text in enumerate(texts)},
         },
         "cost": [{"step": texts[0], "seconds": 1.5, "peak_memory_gigabytes": 0.5}],
@@ -180,6 +182,21 @@ def test_the_arms_stand_side_by_side_with_scores_documents_and_separators(browse
     assert browser.trouble == []
 
 
+def test_every_sentence_names_its_document(browser, tmp_path):
+    card = made_up_card(["Apples grow.", "Pears grow.", "Rain falls."])
+    for sentence in card["sentences"].values():
+        sentence["document"] = 0  # also where the one before is of the same
+    for title, long, short in (("Fruit", "Fruitfruit.txt, line 1", "Fruit"),
+                               ("", "fruit.txt, line 1", "fruit.txt")):  # fmt: skip
+        card["documents"][0] |= {"title": title, "file": "folder/fruit.txt"}
+        file = tmp_path / "card.html"
+        file.write_text(render_page(card))
+        browser.open(file)
+        names = """[...document.querySelectorAll('.sentence')].map(
+            e => [...e.querySelectorAll('.from bdi')].map(b => b.textContent).join(''))"""
+        assert browser.evaluate(names) == [long, long, short, long, short]
+
+
 def test_browsing_by_buttons_number_keys_and_address(browser, card_file):
     def number():
         return int(browser.evaluate("document.getElementById('number').value"))
@@ -252,6 +269,23 @@ def test_the_page_is_one_file_without_addresses_of_others():
     assert not set("<>&\u2028\u2029") & set(data)
     held = json.loads(data)
     assert [held["sentences"][str(i)]["text"] for i in range(len(HOSTILE))] == HOSTILE
+
+
+def test_what_was_dealt_anew_is_told_in_words():
+    card = made_up_card(["a", "b"])
+    card["strategies"]["random"] = {
+        "shards": 1, "groups": 400, "dealt": 4321, "still_related": 2, "same_length_groups": 300,
+    }  # fmt: skip
+    text = re.sub("<[^>]+>", " ", strategies(card))
+    for told in ("dealt anew 4,321", "for want of another 2",
+                 "with their neighbours 300 their share 75.0%"):  # fmt: skip
+        assert told in " ".join(text.split())
+
+
+def test_time_that_two_steps_count_is_in_the_sum_once():
+    steps = {"corpus": 5, "neighbours_signatures/pool": 1, "neighbours_index": 2, "neighbours": 20}
+    card = {"cost": [{"step": step, "seconds": seconds} for step, seconds in steps.items()]}
+    assert ">25 seconds in all" in cost(card)
 
 
 def test_numbers_have_separators_and_bars_tell_their_counts():

@@ -7,12 +7,18 @@ import shutil
 import numpy as np
 import pytest
 
-from icl_jax.config import CorpusConfig, ExamplesConfig, SearchConfig
+from icl_jax.config import CorpusConfig, DesignConfig, ExamplesConfig, SearchConfig
+from icl_jax.config_tree import to_dict
 from icl_jax.example_design.arms import ARMS
 from icl_jax.example_design.build import design
-from icl_jax.example_design.data_card import make_card, same_sentences, write_card
+from icl_jax.example_design.card.data_card import (
+    make_card,
+    same_sentences,
+    steps_of,
+    write_card,
+)
+from icl_jax.example_design.card.samples import take_samples
 from icl_jax.example_design.groups import Groups, keep_file
-from icl_jax.example_design.samples import take_samples
 from icl_jax.example_design.sentences import Sentences
 from icl_jax.retrieval.find_related import DesignFolders
 from icl_jax.step_folder import write_json
@@ -78,9 +84,12 @@ def test_overlap_cost_versions_and_inputs_are_there(card, workdir):
     assert (found["items"], found["overlapping"], found["too_short"]) == (2, 1, 1)
     hit = found["samples"][0]["sentence"]
     assert "Mar3ek was born in the harbour town" in card["sentences"][str(hit)]["text"]
-    steps = [step["step"] for step in card["cost"]]
-    assert steps[:2] == ["tokenizer", "corpus"] and steps[-1] == "overlap"
-    assert {"neighbours", "groups/random", "arms/random_in_batch"} <= set(steps)
+    assert [step["step"] for step in card["cost"]] == [
+        "tokenizer", "corpus", "encoder", "corpus_vectors", "neighbours_signatures/pool",
+        "neighbours_pool", "neighbours_index", "neighbours", "groups/contiguous",
+        "groups/neighbours", "groups/random", "groups/document_path/path", "groups/document_path",
+        *(f"arms/{arm}" for arm in NAMES), "overlap",
+    ]  # fmt: skip
     assert all(step["seconds"] >= 0 for step in card["cost"])
     assert {"python", "jax", "numpy", "faiss-cpu", "sentencex"} <= set(card["versions"])
     (facts,) = card["inputs"]["corpus files"].values()
@@ -151,6 +160,24 @@ def test_groups_that_the_gain_filter_left_out_are_told(workdir, tmp_path):
     assert {sample["groups"]["random"]["kept"] for sample in shown} == {True, False}
 
 
+def test_enough_groups_are_shown_where_the_gain_filter_kept_few(workdir, tmp_path):
+    shutil.copytree(workdir, tmp_path / "run")
+    folder = DesignFolders(tmp_path / "run").groups / "neighbours"
+    groups, kept = Groups.open(folder), []
+    for index, shard in enumerate(groups.shards):
+        keep = np.arange(len(shard)) % 12 == 5
+        np.save(keep_file(folder, index), keep)
+        kept += (groups.starts[index] + np.flatnonzero(keep)).tolist()
+    assert len(kept) > 8
+
+    def shown(count):
+        samples = take_samples(tmp_path / "run", ["neighbours"], count, seed=3)["samples"]
+        return [sample["groups"]["neighbours"]["group"] for sample in samples]
+
+    assert len(set(shown(8))) == 8 and set(shown(8)) < set(kept)
+    assert shown(8) == shown(8) and sorted(shown(500)) == kept
+
+
 def test_a_task_that_asks_is_shown_beside_any_running_text(tmp_path):
     task = tmp_path / "task.txt"
     task.write_text("Mar7ek was born somewhere near a harbour.\nMar12ek first saw light.\n")
@@ -165,6 +192,27 @@ def test_a_task_that_asks_is_shown_beside_any_running_text(tmp_path):
         assert sample["groups"]["contiguous"]["elsewhere"]
         assert "task.txt" in found["documents"][
             str(found["sentences"][str(sample["sentence"])]["document"])]["file"]  # fmt: skip
+
+
+def test_the_cost_of_steps_that_this_build_does_not_have_is_left_out(card, workdir, tmp_path):
+    shutil.copytree(workdir, tmp_path / "run")
+    folders = DesignFolders(tmp_path / "run")
+    for other in ("arms/shared_entity", "groups/shared_entity", "queries", "query_vectors",
+                  "entity_neighbours", "groups/neighbours/gain", "elsewhere"):  # fmt: skip
+        (folders.path / other).mkdir()
+        write_json(folders.path / other / "cost.json", {"seconds": 1})
+    assert make_card(tmp_path / "run")["cost"] == card["cost"]
+
+
+def test_the_steps_of_a_build_follow_its_config():
+    examples = ExamplesConfig(arms=("shared_entity", "contiguous"), gain_model="folder")
+    config = DesignConfig(queries=CorpusConfig(files=("task.txt",)), examples=examples)
+    assert steps_of(to_dict(config)) == [
+        "tokenizer", "corpus", "queries", "groups/contiguous", "entity_neighbours_terms",
+        "neighbours_signatures/pool", "neighbours_signatures/queries", "entity_neighbours",
+        "groups/shared_entity", "groups/shared_entity/gain", "arms/shared_entity",
+        "arms/contiguous",
+    ]  # fmt: skip
 
 
 def test_steps_without_a_measured_cost_are_left_out(workdir, tmp_path):

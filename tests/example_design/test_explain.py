@@ -1,19 +1,28 @@
 """`explain` prints what a record holds, and the true reason why it holds no more."""
 
 import json
+import os
 import re
+import shutil
+import sys
 
 import numpy as np
 import pytest
 
 from icl_jax.config import CorpusConfig, ExamplesConfig, SearchConfig, TokenizerConfig
+from icl_jax.corpus.sentence_table import SentenceTable
 from icl_jax.data.shards import Shards, find_shards
+from icl_jax.example_design import why_no_more
 from icl_jax.example_design.build import design
 from icl_jax.example_design.explain import ArmRecords, show_record
 from icl_jax.example_design.explain import main as explain
+from icl_jax.example_design.left_out import Candidate
 from icl_jax.example_design.sentences import Sentences
 from icl_jax.retrieval.find_related import DesignFolders
 from icl_jax.retrieval.neighbours import Neighbours
+from icl_jax.retrieval.show import main as show
+from icl_jax.retrieval.show import print_found
+from icl_jax.retrieval.vectors import Vectors
 from tests.example_design.small_build import small_config
 
 LIMIT = 62
@@ -72,7 +81,7 @@ def test_a_record_is_shown_with_place_text_scores_and_tokens(workdir, printed):
     record = records[1]
     assert text.startswith(f"neighbours_in_context, record 1 of {len(records)}\n")
     assert records.place(1) in text
-    assert f"{len(record['tokens'])} tokens of at most {LIMIT}" in text
+    assert f"{len(record['tokens'])} tokens of at most 256" in text
     joined = " ".join(text.split())
     for i, id in enumerate(record["sentence_ids"].tolist()):
         assert " ".join(sentences.text(id).split()) in joined
@@ -96,6 +105,7 @@ def test_the_reason_of_neighbours_is_the_limit_the_threshold_or_the_number(workd
         groups = groups_of(records[index])
         assert len(told) == len(groups)
         for (ids, tokens), reason in zip(groups, told, strict=True):
+            reason = reason.split(" nearer, but left out: ")[0]
             found, scores = neighbours.of(ids[0])
             taken = len(ids) - 1
             assert found[:taken].tolist() == ids[1:]
@@ -107,13 +117,136 @@ def test_the_reason_of_neighbours_is_the_limit_the_threshold_or_the_number(workd
                     f"a separator, but only {left} of {LIMIT} were left"
                 )
                 seen.add("limit")
-            elif taken == 2:
-                assert "design.search.neighbours = 2" in reason
-                seen.add("number")
-            else:
-                assert f"no further neighbour above 0.2 was stored ({taken} found)" in reason
-                seen.add("threshold")
-    assert seen >= {"limit", "number"}
+                continue
+            rule, next_id, cosine = the_next(workdir, ids[0], found, scores)
+            assert reason.startswith(f'the next by similarity, #{next_id} ({cosine:.3f}, "')
+            assert rule in reason
+            seen.add(rule)
+    assert seen >= {"limit", "neighbours = 2", "min_similarity = 0.2"}
+
+
+def the_next(workdir, query: int, found, scores) -> tuple[str, int, float]:
+    """The first sentence behind the last neighbour, by loops, and the rule that left it out."""
+    folders = DesignFolders(workdir)
+    vectors, table = Vectors.open(folders.corpus_vectors), SentenceTable.open(folders.corpus)
+    cosines = vectors.take(np.arange(len(vectors))) @ vectors.take(np.array([query]))[0]
+    for id in np.lexsort((np.arange(len(cosines)), -cosines)).tolist():
+        if id == query or id in found or cosines[id] > scores[-1] + 1e-5:
+            continue
+        if cosines[id] <= 0.2:
+            rule = "min_similarity = 0.2"
+        elif table.text(id) == table.text(query):
+            rule = "has the same words as the query"
+        elif table.documents[id] == table.documents[query]:
+            rule = "the query's own document"
+        elif is_near(table.text(id), table.text(query)):
+            rule = "is a near duplicate of the query"
+        elif any(is_near(table.text(id), table.text(int(other))) for other in found):
+            rule = "neighbour #"  # near to one of them, or of the same words
+        else:
+            rule = "neighbours = 2"
+        return rule, id, float(cosines[id])
+
+
+def is_near(a: str, b: str) -> bool:
+    """By the share of common sequences of three words."""
+
+    def shingles(text):
+        words = ["<", *re.findall(r"\w+", text.lower()), ">"]
+        return {tuple(words[i : i + 3]) for i in range(len(words) - 2)}
+
+    a, b = shingles(a), shingles(b)
+    return len(a & b) / len(a | b) >= SearchConfig().duplicate_jaccard
+
+
+def test_what_is_nearer_but_left_out_is_told_with_its_rule(tmp_path):
+    pages = [
+        "The old miller of Kersk sold nine sacks of flour to the baker. "
+        "The old miller of Kersk sold six sacks of flour to the smith.",
+        "The old miller of Kersk sold nine sacks of flour to the baker!",
+        "The old miller of Kersk sold nine sacks of flour to the bakers.",
+        "The young miller of Kersk sold some sacks of flour to the baker.",
+        "A young miller of Kersk sold some sacks of flour to the baker.",
+        "Nobody in Ulmund had seen such a winter as that.",
+    ]
+    file = tmp_path / "pages.jsonl"
+    file.write_text("".join(json.dumps({"text": page}) + "\n" for page in pages))
+    config = small_config(
+        tmp_path,
+        corpus=CorpusConfig(files=(str(file),)),
+        search=SearchConfig(min_similarity=0.1, neighbours=3, duplicate_jaccard=0.6),
+        examples=ExamplesConfig(arms=("neighbours_in_context",), card_samples=0),
+    )
+    design(config, tmp_path / "run")
+    reasons = ArmRecords(str(tmp_path / "run"), "neighbours_in_context").reasons
+    left_out = reasons._left_out
+    assert left_out.neighbours.of(0)[0].tolist() == [4]
+    vectors = left_out.vectors.take(np.arange(7))
+    candidates = [Candidate(id, float(vectors[id] @ vectors[0])) for id in (1, 2, 3, 5, 6)]
+    assert [left_out.rule(0, candidate) for candidate in candidates] == [
+        "is in the query's own document",
+        "has the same words as the query",
+        "is a near duplicate of the query",
+        "is a near duplicate of the nearer neighbour #4",
+        "is not above design.search.min_similarity = 0.1",
+    ]
+    told = reasons.tell(np.array([0, 4]), 30)
+    assert re.match(r'the next by similarity, #\d \(0\.\d+, ".*"\), (is|has) ', told)
+    assert re.search(r'\nnearer, but left out: #2 \(1.000, "The old.*"\), has the same words', told)
+
+
+def test_a_search_that_missed_a_sentence_is_told_as_the_cause(workdir):
+    reasons = ArmRecords(str(workdir), "neighbours_in_context").reasons
+    left_out = reasons._left_out
+    query = next(i for i in range(100) if len(left_out.neighbours.of(i)[0]) == 2)
+    found, cosines = left_out.neighbours.of(query)
+    missed = Candidate(int(found[0]), float(cosines[0]))
+    left_out.neighbours.of = lambda row: (found[1:], cosines[1:])
+    assert "was not found by the search" in left_out.rule(query, missed)
+
+
+def test_what_the_neighbours_were_made_with_is_told_and_needs_no_config(workdir, tmp_path, capsys):
+    shutil.copytree(workdir, tmp_path / "run")
+    (tmp_path / "run" / "design" / "config.json").unlink()  # of a build that was killed
+    for arm in ARMS:
+        explain([f"--workdir={tmp_path}/run", f"--arm={arm}", "--index=0"])
+    assert "no more: " in capsys.readouterr().out
+
+
+def test_the_query_of_a_task_is_compared_by_its_own_words(tmp_path, capsys):
+    task = tmp_path / "task.txt"
+    task.write_text("Mar7ek was born in the harbour town of Kersk.\nMar12ek first saw light.\n")
+    queries = CorpusConfig(files=(str(task),), text_documents="line", clean=False)
+    arms = ("neighbours_in_context", "random_in_context")
+    search = SearchConfig(min_similarity=0.1, neighbours=2)
+    examples = ExamplesConfig(arms=arms, card_samples=0)
+    design(small_config(tmp_path, queries=queries, search=search, examples=examples), tmp_path)
+    for arm in arms:
+        capsys.readouterr()
+        explain([f"--workdir={tmp_path}", f"--arm={arm}", "--index=0"])
+        told = capsys.readouterr().out
+        assert "task.txt" in told and "the next by similarity, #" in told
+    left_out = ArmRecords(str(tmp_path), arms[0]).reasons._left_out
+    same = Candidate(int(left_out.neighbours.of(1)[0][0]), 0.9)
+    assert "own document" not in left_out.rule(0, same)
+
+
+def test_a_corpus_too_large_to_compare_is_told_how(workdir, monkeypatch):
+    monkeypatch.setattr(why_no_more, "_MOST_COMPARED", 10)
+    reasons = ArmRecords(str(workdir), "neighbours_in_context").reasons
+    found = Neighbours.open(DesignFolders(workdir).neighbours).of(0)[0]
+    told = reasons.tell(np.array([0, *found]), 20)
+    assert "all 2 that were stored" in told and f"show --workdir={workdir} --query=" in told
+
+
+@pytest.mark.parametrize("command", [explain, show])
+def test_a_reader_that_has_seen_enough_is_no_error(workdir, monkeypatch, command):
+    reader, writer = os.pipe()
+    os.close(reader)
+    with os.fdopen(writer, "w") as broken:
+        monkeypatch.setattr(sys, "stdout", broken)
+        arm = ["--arm=task_only"] * (command is explain)
+        command([f"--workdir={workdir}", "--sentence=0", *arm])
 
 
 def test_random_names_what_it_stands_for(workdir, printed):
@@ -123,8 +256,10 @@ def test_random_names_what_it_stands_for(workdir, printed):
         groups_of(record), reasons_of(printed("random_in_context", "--index=0")), strict=True
     ):
         found, _ = neighbours.of(ids[0])
-        assert "dealt at random" in reason
-        assert re.findall(r"#(\d+)", reason) == [str(i) for i in found[: len(ids) - 1]]
+        dealt, rest = reason.split(" no more of its own: ")
+        assert "dealt at random" in dealt
+        assert re.findall(r"#(\d+)", dealt) == [str(i) for i in found[: len(ids) - 1]]
+        assert rest.startswith(("the next neighbour #", "the next by similarity, #"))
 
 
 def test_running_text_ends_with_its_document_or_at_the_limit(workdir, printed):
@@ -197,6 +332,10 @@ def test_control_characters_do_not_reach_the_terminal(tmp_path, capsys):
     explain([f"--workdir={tmp_path}/run", "--arm=contiguous", "--index=0"])
     out = capsys.readouterr().out
     assert "rang" in out and not set(out) & {"\x07", "\x1b"}
+    table = SentenceTable.open(DesignFolders(tmp_path / "run").corpus)
+    print_found(table, [0, 1], [0.5, 0.25])  # as `show` prints
+    out = capsys.readouterr().out
+    assert "rang" in out and " 0.250  #1  b, " in out and not set(out) & {"\x07", "\x1b"}
 
 
 @pytest.mark.parametrize(

@@ -1,9 +1,11 @@
 """The whole design stage under real SIGKILLs: nothing lost, nothing doubled, the same files."""
 
 import json
+import os
 from pathlib import Path
 import random
 import shutil
+import signal
 import subprocess
 import sys
 import time
@@ -20,10 +22,19 @@ ARMS = ("contiguous", "neighbours_in_context", "random_in_batch", "document_path
 ABOUT_THE_RUN = ("cost.json", "lock", "config.json", "card.html", "card.json")
 
 
-def start(file: Path, workdir: Path, workers: int) -> subprocess.Popen:
+# Importing takes longer than all the rest: several runs do it at a time, then wait to begin.
+RUN = """
+import runpy, sys
+import icl_jax.example_design.build
+if sys.stdin.readline():
+    runpy.run_module("icl_jax.main", run_name="__main__", alter_sys=True)
+"""
+
+
+def prepare(file: Path, workdir: Path, workers: int) -> subprocess.Popen:
     arms = "".join(f"'{arm}'," for arm in ARMS)
     command = [
-        sys.executable, "-m", "icl_jax.main", "--config=configs/tiny.py", "--stages=design",
+        sys.executable, "-c", RUN, "--config=configs/tiny.py", "--stages=design",
         f"--config.design.corpus.files={file}", "--config.design.tokenizer.vocab_size=300",
         "--config.design.search.min_similarity=0.3", "--config.design.search.neighbours=3",
         "--config.sequence_length=130", "--config.model.context_length=130",
@@ -31,7 +42,14 @@ def start(file: Path, workdir: Path, workers: int) -> subprocess.Popen:
         f"--config.design.examples.arms=({arms})", f"--config.design.workers={workers}",
         "--config.design.shard_megabytes=0.003", f"--workdir={workdir}",
     ]  # fmt: skip
-    return subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
+    pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "stderr": subprocess.STDOUT}
+    return subprocess.Popen(command, cwd=ROOT, **pipes)
+
+
+def begin(run: subprocess.Popen) -> subprocess.Popen:
+    run.stdin.write(b"\n")
+    run.stdin.flush()
+    return run
 
 
 def run_here(file: Path, workdir: Path) -> None:
@@ -69,14 +87,12 @@ def contents(workdir: Path) -> dict[str, object]:
     return files | {"card.json": card}
 
 
-def kill_when(run: subprocess.Popen, there) -> None:
-    """Kills as soon as `there()` is true; it must come to be before the run ends."""
+def wait_until(run: subprocess.Popen, there) -> None:
+    """Returns as soon as `there()` is true; it must come to be before the run ends."""
     deadline = time.monotonic() + 120
     while not there():
         assert run.poll() is None and time.monotonic() < deadline, run.communicate()[0].decode()
         time.sleep(0.0002)
-    run.kill()
-    run.communicate()
 
 
 def test_the_second_half_killed_anywhere_goes_on_to_the_same_files(undisturbed, tmp_path):
@@ -87,14 +103,20 @@ def test_the_second_half_killed_anywhere_goes_on_to_the_same_files(undisturbed, 
         shutil.rmtree(path / made)
     for card in ("card.json", "card.html"):
         (path / card).unlink()
-    for mark in (
-        "groups/contiguous/groups-00001.arrow",
-        "groups/shared_entity/groups-00000.arrow",
-        "arms/contiguous/*.tfrecord-00001-of-*",
-        "card.json",
-    ):
-        run = start(file, tmp_path / "run", workers=1)
-        kill_when(run, lambda mark=mark: any(path.glob(mark)))
+    marks = {
+        "groups/shared_entity/groups-00000.arrow": 1,
+        "arms/contiguous/*.tfrecord-00001-of-*": 2,
+    }
+    runs = [prepare(file, tmp_path / "run", workers) for workers in (2, *marks.values())]
+    run = begin(runs[0])
+    wait_until(run, lambda: workers_of(run.pid))
+    os.kill(int(workers_of(run.pid)[0]), signal.SIGKILL)  # before it has finished anything
+    output = run.communicate(timeout=60)[0].decode()
+    assert run.returncode and "worker processes was killed" in output and "Traceback" not in output
+    for mark, run in zip(marks, runs[1:], strict=True):
+        wait_until(begin(run), lambda mark=mark: any(path.glob(mark)))
+        run.kill()
+        run.communicate()
     run_here(file, tmp_path / "run")
     assert_same(tmp_path / "run", expected)
 
@@ -108,7 +130,7 @@ def test_kills_at_any_moment_lose_and_double_nothing(undisturbed, tmp_path, work
     kills, rounds = {"run": 0, "worker": 0}, 0
     while sum(kills.values()) < 13:
         (DesignFolders(workdir).path / "lock").unlink(missing_ok=True)
-        run = start(file, workdir, workers)
+        run = begin(prepare(file, workdir, workers))
         wait_for_begin(run, workdir)
         kind = "worker" if workers > 1 and sum(kills.values()) % 2 else "run"
         kills[kind] += kill_worker(run, draw) if kind == "worker" else kill_later(run, draw)

@@ -36,7 +36,7 @@ def workdir(tmp_path_factory):
 
 
 def overlap(workdir: Path, files: list[Path], words: int = 5, workers: int = 1) -> dict:
-    sentences = Sentences.open(workdir)
+    sentences = Sentences.open(workdir, has_queries=False)
     assert sentences.corpus.num_shards > 1
     examples = ExamplesConfig(evaluation_files=tuple(map(str, files)), overlap_words=words)
     folder = DesignFolders(workdir).overlap
@@ -62,9 +62,9 @@ def test_five_words_in_a_row_overlap_and_four_do_not(workdir, tmp_path):
     found = overlap(workdir, [file])[str(file)]
     assert (found["items"], found["overlapping"], found["by_long_run"]) == (4, 2, 2)
     first, second = found["samples"]
-    assert (first["line"], first["words"]) == (1, "sold nine sacks of flour")
-    assert "sold nine sacks" in Sentences.open(workdir).text(first["sentence"])
-    assert (second["line"], second["words"]) == (5, "the harbour froze and ships")
+    assert (first["place"], first["words"]) == ("line 1", "sold nine sacks of flour")
+    assert "sold nine sacks" in Sentences.open(workdir, has_queries=False).text(first["sentence"])
+    assert (second["place"], second["words"]) == ("line 5", "the harbour froze and ships")
 
 
 def test_a_run_goes_on_into_the_next_sentence_but_not_into_the_next_document(workdir, tmp_path):
@@ -74,8 +74,10 @@ def test_a_run_goes_on_into_the_next_sentence_but_not_into_the_next_document(wor
         "then he went home nobody in Ulmund had",
     )
     found = overlap(workdir, [file], words=6)[str(file)]
-    assert [sample["line"] for sample in found["samples"]] == [1]
-    assert "sacks of flour" in Sentences.open(workdir).text(found["samples"][0]["sentence"])
+    assert [sample["place"] for sample in found["samples"]] == ["line 1"]
+    assert "sacks of flour" in Sentences.open(workdir, has_queries=False).text(
+        found["samples"][0]["sentence"]
+    )
 
 
 def test_a_short_field_counts_as_a_whole_from_four_words_on(workdir, tmp_path):
@@ -104,8 +106,8 @@ def test_fields_of_a_table_stand_apart(workdir, tmp_path):
     packed = tmp_path / "d.txt.gz"
     packed.write_bytes(gzip.compress(b"\xef\xbb\xbfships lay still for weeks\r\nnothing\r\n"))
     found = overlap(workdir, [tabs, commas, tabbed, packed])
-    assert [[sample["line"] for sample in counts["samples"]] for counts in found.values()] == [
-        [2], [1], [1], [1],
+    assert [[sample["place"] for sample in counts["samples"]] for counts in found.values()] == [
+        ["line 2"], ["line 1"], ["line 1"], ["line 1"],
     ]  # fmt: skip
 
 
@@ -135,7 +137,7 @@ def test_the_result_depends_on_no_workers_and_is_kept(workdir, tmp_path):
     kept_at = kept.stat().st_mtime_ns
     (folder / "overlap-00001.npy").unlink()
     examples = ExamplesConfig(evaluation_files=(str(file),), overlap_words=5)
-    sentences = Sentences.open(workdir)
+    sentences = Sentences.open(workdir, has_queries=False)
     find_overlap(workdir, examples, sentences, Runner(1))  # goes on
     assert contents() == alone and kept.stat().st_mtime_ns == kept_at
     file.write_text("other\n")
@@ -203,6 +205,54 @@ def test_a_missing_file_is_told_before_any_work():
 def test_lines_end_at_line_feeds_alone(tmp_path):
     file = tmp_path / "items.jsonl"
     file.write_text('{"a": "one\u2028two"}\r\n\n["three"]\n', newline="")
-    assert [(item.line, item.fields) for item in read_items(str(file))] == [
-        (1, ["one\u2028two"]), (3, ["three"]),
+    assert [(item.place, item.fields) for item in read_items(str(file))] == [
+        ("line 1", ["one\u2028two"]), ("line 3", ["three"]),
     ]  # fmt: skip
+
+
+def squad(indent: int | None) -> str:
+    """As SQuAD comes: articles, paragraphs, questions, answers."""
+
+    def question(text, *answers):
+        return {"question": text, "answers": [{"text": t, "answer_start": 0} for t in answers]}
+
+    paragraphs = [
+        {"context": "Ships lay still for weeks.", "qas": [question("What lay?", "ships", "boats"),
+                                                          question("Who sailed?")]},
+        {"context": "Other text entirely.", "qas": [question("the harbour froze and ships", "x")]},
+        {"context": "Nothing is asked.", "qas": []},
+    ]  # fmt: skip
+    data = [{"title": "Ulmund", "paragraphs": paragraphs}]
+    return json.dumps({"version": "1.1", "data": data}, indent=indent)
+
+
+@pytest.mark.parametrize("indent", [None, 2])
+def test_a_question_with_its_paragraph_is_an_item_of_one_json_value(workdir, tmp_path, indent):
+    file = tmp_path / "dev.json"
+    file.write_text(squad(indent))
+    items = read_items(str(file))
+    assert [item.fields for item in items] == [
+        ["What lay?", "ships", "boats", "1.1", "Ulmund", "Ships lay still for weeks."],
+        ["Who sailed?", "1.1", "Ulmund", "Ships lay still for weeks."],
+        ["the harbour froze and ships", "x", "1.1", "Ulmund", "Other text entirely."],
+        ["Nothing is asked.", "1.1", "Ulmund"],
+    ]
+    found = overlap(workdir, [file])[str(file)]
+    assert (found["items"], found["overlapping"]) == (4, 3)
+    assert [sample["place"] for sample in found["samples"]] == ["item 1", "item 2", "item 3"]
+
+
+@pytest.mark.parametrize(
+    ("text", "fields"),
+    [
+        ('["one", "two"]', [["one"], ["two"]]),
+        ('{"data": [{"q": "a", "options": ["b", "c"]}, {"q": "d"}]}', [["a", "b", "c"], ["d"]]),
+        ('[{"q": "a", "answers": [{"t": "b"}]}, {"q": "c", "answers": []}]', [["a", "b"], ["c"]]),
+        ('{"p1": {"text": "a", "qa": [{"q": "b", "of": [{"c": "d"}]}]}}', [["b", "d", "a"]]),
+        ('{"article": "a", "questions": ["b", "c"]}', [["a", "b", "c"]]),
+        ('{"q": "a"}\n{"q": "b"}\n', [["a"], ["b"]]),  # JSON lines
+    ],
+)
+def test_the_items_of_one_json_value_are_the_objects_of_its_lists(tmp_path, text, fields):
+    (tmp_path / "items.json").write_text(text)
+    assert [item.fields for item in read_items(str(tmp_path / "items.json"))] == fields

@@ -48,7 +48,7 @@ def made(tmp_path_factory):
 def write(workdir, layout, *, to=None, strategy="related", limit=LIMIT, seed=SEED, workers=1):
     folders = DesignFolders(workdir)
     return write_arm(
-        str(workdir), Sentences.open(workdir, False), folders.groups / strategy, layout, layout,
+        str(workdir), Sentences.open(workdir, True), folders.groups / strategy, layout, layout,
         limit, seed, SHARD_BYTES, Runner(workers), to or folders.arms / layout,
     )  # fmt: skip
 

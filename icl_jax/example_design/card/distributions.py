@@ -3,7 +3,7 @@
 import itertools
 import json
 
-from icl_jax.example_design.card_charts import bars, figure, histogram
+from icl_jax.example_design.card.charts import bars, figure, histogram
 
 _SCORES = {  # what the similarity of a sentence is, where it is no cosine
     "document_path": "weight of the step that led to its document",

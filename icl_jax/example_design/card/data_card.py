@@ -1,6 +1,6 @@
 """The data card: what a finished design stage made, from what, at which cost, with samples.
 
-`card.json` holds all of it for programs, `card.html` (see `card_page.py`) for people.
+`card.json` holds all of it for programs, `card.html` (see `page.py`) for people.
 """
 
 import importlib.metadata
@@ -11,17 +11,12 @@ import platform
 
 from icl_jax.corpus.table_results import BAD_DOCUMENTS
 from icl_jax.example_design.arms import ARMS, NEED_NEIGHBOURS, strategies_of
-from icl_jax.example_design.card_page import render_page
-from icl_jax.example_design.samples import take_samples
+from icl_jax.example_design.card.page import render_page
+from icl_jax.example_design.card.samples import take_samples
 from icl_jax.retrieval.design_folders import DesignFolders
 from icl_jax.step_folder import beside, read_inputs, read_results, write_json
 
 _PACKAGES = ("jax", "numpy", "faiss-cpu", "sentencex", "tokenizers", "pyarrow", "scikit-learn")
-_STEPS = (  # in the order in which they run
-    "tokenizer", "corpus", "queries", "encoder", "corpus_vectors", "query_vectors",
-    "neighbours_signatures", "neighbours_pool", "neighbours_index", "neighbours",
-    "entity_neighbours_terms", "entity_neighbours", "groups", "arms", "overlap",
-)  # fmt: skip
 _BAD_SHOWN = 50  # documents
 _NOT_SHOWN = {"shard_sentences", "shard_documents"}  # as long as the corpus is large
 
@@ -59,7 +54,7 @@ def make_card(workdir: str | os.PathLike) -> dict:
         "arms": arms,
         "same_sentences": same_sentences(arms),
         "overlap": overlap,
-        "cost": read_costs(folders.path),
+        "cost": read_costs(folders, config),
         "versions": read_versions(),
         "inputs": _inputs(folders, overlap is not None),
         "config": config,
@@ -75,15 +70,34 @@ def same_sentences(arms: dict[str, dict]) -> list[list[str]]:
     return list(by_content.values())
 
 
-def read_costs(path: Path) -> list[dict]:
+def read_costs(folders: DesignFolders, config: dict) -> list[dict]:
     """Time and memory of each step that was measured, by the name of its folder."""
-    found = {
-        file.parent.relative_to(path).as_posix(): json.loads(file.read_text())
-        for file in sorted(path.rglob("cost.json"))
-    }
-    place = {name: i for i, name in enumerate(_STEPS)}
-    order = sorted(found, key=lambda step: place.get(step.split("/")[0], len(place)))
-    return [{"step": step, **found[step]} for step in order]
+    files = [(step, folders.path / step / "cost.json") for step in steps_of(config)]
+    return [{"step": step, **json.loads(file.read_text())} for step, file in files if file.exists()]
+
+
+def steps_of(config: dict) -> list[str]:
+    """The steps of a build in the order in which they run; a workdir may hold those of others."""
+    examples, asks = config["examples"], bool(config["queries"]["files"])
+    strategies = strategies_of(examples["arms"])
+    searches = bool(NEED_NEIGHBOURS & {*strategies})
+    signatures = ["neighbours_signatures/pool"] + ["neighbours_signatures/queries"] * asks
+    steps = ["tokenizer", "corpus"] + ["queries"] * asks
+    if searches:
+        steps += ["encoder"] * (not config["encoder"]["folder"])
+        steps += ["corpus_vectors"] + ["query_vectors"] * asks + signatures
+        steps += ["neighbours_pool"]
+        steps += ["neighbours_index"] * (config["search"]["engine"] == "faiss") + ["neighbours"]
+    for strategy in strategies:
+        if strategy == "shared_entity":
+            steps += ["entity_neighbours_terms"] + signatures * (not searches)
+            steps += ["entity_neighbours"]
+        steps += ["groups/document_path/path"] * (strategy == "document_path")
+        steps += [f"groups/{strategy}"]
+        judged = examples["gain_model"] and strategy in examples["gain_strategies"]
+        steps += [f"groups/{strategy}/gain"] * bool(judged)
+    steps += [f"arms/{arm}" for arm in examples["arms"]]
+    return steps + ["overlap"] * bool(examples["evaluation_files"])
 
 
 def read_versions() -> dict[str, str]:
@@ -109,9 +123,12 @@ def _arm(folders: DesignFolders, arm: str) -> dict:
 
 
 def _strategy(folder: Path) -> dict:
-    """Its results, and those of the gain filter where it ran."""
-    gain = _results(folder / "gain")
-    return _results(folder) | ({"gain": gain} if gain else {})
+    """Its results, and those of the gain filter where it is in force."""
+    kept = folder / "kept.json"
+    if not kept.exists():
+        return _results(folder)
+    gain = _results(folder / "gain") | json.loads(kept.read_text())
+    return _results(folder) | {"gain": gain}
 
 
 def _results(folder: Path) -> dict | None:

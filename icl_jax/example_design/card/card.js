@@ -35,11 +35,14 @@ function documentOf(sentence) {
   return card.documents[sentence.document];
 }
 
-function showDocument(place) {
+// In short: the title, or the name of the file if there is none.
+function showDocument(place, isShort) {
+  const title = place.title ? [marked("bdi", "", place.title)] : [];
+  if (isShort && place.title) return title;
   const name = place.file.split("/").pop();
-  const file = element("bdi", "", `${name}, ${place.place}`);
+  const file = element("bdi", "", isShort ? name : `${name}, ${place.place}`);
   file.title = place.file;
-  return place.title ? [marked("bdi", "", place.title), " · ", file] : [file];
+  return title.length ? [...title, " · ", file] : [file];
 }
 
 function showSentence(id, similarity, length, isChosen, isQuery, isSameDocument) {
@@ -49,7 +52,7 @@ function showSentence(id, similarity, length, isChosen, isQuery, isSameDocument)
   const from = element("span", "from");
   if (isQuery) from.append(element("span", "score", "query"), " · ");
   else if (similarity !== null) from.append(element("span", "score", similarity.toFixed(3)), " · ");
-  if (!isSameDocument) from.append(...showDocument(documentOf(sentence)), " · ");
+  from.append(...showDocument(documentOf(sentence), isSameDocument), " · ");
   from.append(`sentence ${count.format(sentence.position)} · #${id} · ${count.format(length)} tokens`);
   made.append(from);
   return made;

@@ -11,19 +11,19 @@ import html
 import json
 from pathlib import Path
 
-from icl_jax.example_design import card_sections
-from icl_jax.example_design.card_distributions import distributions
-from icl_jax.example_design.samples import WITH_QUERY
+from icl_jax.example_design.card import sections
+from icl_jax.example_design.card.distributions import distributions
+from icl_jax.example_design.group_text import WITH_QUERY
 
 _SECTIONS = {  # title, its short form for the menu, and what makes the content
-    "arms": ("Arms", "Arms", card_sections.arms),
-    "corpus": ("Documents and sentences", "Documents", card_sections.corpus),
-    "search": ("Related sentences", "Search", card_sections.search),
-    "strategies": ("Groups by strategy", "Groups", card_sections.strategies),
+    "arms": ("Arms", "Arms", sections.arms),
+    "corpus": ("Documents and sentences", "Documents", sections.corpus),
+    "search": ("Related sentences", "Search", sections.search),
+    "strategies": ("Groups by strategy", "Groups", sections.strategies),
     "distributions": ("What is in the groups", "Distributions", distributions),
-    "overlap": ("Overlap with evaluation sets", "Overlap", card_sections.overlap),
-    "cost": ("Time and memory", "Cost", card_sections.cost),
-    "origin": ("Versions and inputs", "Origin", card_sections.origin),
+    "overlap": ("Overlap with evaluation sets", "Overlap", sections.overlap),
+    "cost": ("Time and memory", "Cost", sections.cost),
+    "origin": ("Versions and inputs", "Origin", sections.origin),
 }
 # Inside <script> these could end it, or end a line for older parsers of JavaScript.
 _UNSAFE = {ord(c): f"\\u{ord(c):04x}" for c in "<>&\u2028\u2029"}

@@ -6,8 +6,8 @@ Each section takes the content of `card.json` and gives HTML.
 import html
 import json
 
-from icl_jax.example_design.card_charts import figure, histogram
-from icl_jax.example_design.card_tables import (
+from icl_jax.example_design.card.charts import figure, histogram
+from icl_jax.example_design.card.tables import (
     Number,
     Text,
     decimal,
@@ -29,12 +29,16 @@ _COUNTS = {
     "cut_by_limit": "groups that the token limit cut short",
     "too_few_neighbours": "queries left out: too few related sentences",
     "too_long": "queries left out: too few of these fit",
-    "dealt": "neighbours dealt anew at random",
-    "still_related": "of these, could not go elsewhere",
+    "dealt": "dealt anew",
+    "still_related": "of these, stayed with a query that they are related to, for want of another",
+    "same_length_groups": "groups as long as with their neighbours",
     "related_pairs": "pairs of related documents",
     "related_to_none": "documents related to none",
     "near_duplicates": "documents left out: near duplicates",
 }
+_INSIDE = (  # steps whose time another step counts too
+    "neighbours_signatures", "neighbours_pool", "neighbours_index", "groups/document_path/path",
+)  # fmt: skip
 _RECALL = {
     "candidates": "of the nearest sentences, before any rule",
     "neighbours": "of the neighbours, were there no threshold",
@@ -164,17 +168,23 @@ def strategies(card: dict) -> str:
             told = (
                 f"{gain['kept']:,} of {gain['groups']:,} groups kept. What lies beyond an end of "
             )
-            told += "the chart is in its last bar. Groups of one sentence are not compared."
+            told += "the chart is in its last bar. "
+            told += f"{gain['not_compared']:,} groups have nothing to compare and are kept."
             charts.append(figure(f"Gain by context, {name}", chart, told))
     shown = f'<div class="charts">{"".join(charts)}</div>' if charts else ""
     return f'<div class="pair">{"".join(parts)}</div>{shown}'
 
 
-def _counts(found: dict) -> list[tuple[str, int]]:
-    """All whole numbers of some results, by what they are."""
-    return [(_COUNTS.get(field, field.replace("_", " ")), value)
-            for field, value in found.items()
-            if isinstance(value, int) and field != "shards"]  # fmt: skip
+def _counts(found: dict) -> list[tuple[str, int | Number]]:
+    """All whole numbers of some results, by what they are; those that all strategies have first."""
+    counts = {name: found[name] for name in ("groups", "sentences") if name in found} | found
+    rows = []
+    for field, value in counts.items():
+        if isinstance(value, int) and field != "shards":
+            rows.append((_COUNTS.get(field, field.replace("_", " ")), value))
+        if field == "same_length_groups":
+            rows.append(("their share", percent(value / max(1, found["groups"]))))
+    return rows
 
 
 def overlap(card: dict) -> str:
@@ -186,7 +196,7 @@ def overlap(card: dict) -> str:
     for file, counts in found["files"].items():
         rows.append((file, counts["items"], counts["too_short"], counts["overlapping"],
                      percent(counts["share"], 2), counts["by_long_run"]))  # fmt: skip
-        samples += [(f"{file}, line {sample['line']}", Text(sample["text"]), Text(sample["words"]),
+        samples += [(f"{file}, {sample['place']}", Text(sample["text"]), Text(sample["words"]),
                      Text(card["sentences"][str(sample["sentence"])]["text"]))
                     for sample in counts["samples"]]  # fmt: skip
     words, least = found["overlap_words"], found["min_words"]
@@ -211,11 +221,12 @@ def cost(card: dict) -> str:
             for step in card["cost"]]  # fmt: skip
     if not rows:
         return note("Not measured.")
-    total = sum(step["seconds"] for step in card["cost"])
+    total = sum(step["seconds"] for step in card["cost"] if not step["step"].startswith(_INSIDE))
     heads = ("step", "seconds", "peak memory, GB", "resumed")
     return table(heads, rows) + note(
-        f"{total:,.0f} seconds in all. Memory is that of the process and its workers together. A "
-        "step that was resumed counts only what its last run took."
+        f"{total:,.0f} seconds in all. The time of neighbours has in it those of its signatures, "
+        "pool and index; that of groups/document_path, of its path. Memory is that of the process "
+        "and its workers together. A step that was resumed counts only what its last run took."
     )
 
 
