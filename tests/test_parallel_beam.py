@@ -1,5 +1,6 @@
 """Shards run by Apache Beam: as in this process, with the same errors."""
 
+from importlib.util import find_spec
 import os
 from pathlib import Path
 import subprocess
@@ -10,13 +11,9 @@ import pytest
 from icl_jax.config import ConfigError, StageError
 from icl_jax.parallel import Runner, progress_bar, run_shards
 
-try:
-    import apache_beam  # noqa: F401
-except ImportError:
-    HAS_BEAM = False
-else:
-    HAS_BEAM = True
-needs_beam = pytest.mark.skipif(not HAS_BEAM, reason="Apache Beam is not installed (extra beam)")
+pytestmark = pytest.mark.xdist_group("beam")
+HAS_BEAM = find_spec("apache_beam") is not None
+needs_beam = pytest.mark.skipif(not HAS_BEAM, reason="needs the extra beam")
 
 
 def square(number: int, notes: str = "") -> int:

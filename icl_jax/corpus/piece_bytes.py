@@ -3,7 +3,7 @@
 import codecs
 from collections.abc import Iterator
 import contextlib
-import io
+import threading
 
 from icl_jax.corpus.files import file_version, is_gzip
 from icl_jax.corpus.shards import GZIP_ERRORS, Piece, open_file
@@ -54,10 +54,10 @@ def read_chunks(piece: Piece) -> Iterator[bytes]:
 def _open_at(name: str, position: int):
     """The file at a place. A .gz goes on where its last reader stopped, if that was before."""
     key = (name, file_version(name))
-    file = _left_open.pop(key, None)
-    for other in _left_open.values():
-        other.close()
-    _left_open.clear()
+    held, file = vars(_left_open).pop("file", (None, None))
+    if file is not None and held != key:
+        file.close()
+        file = None
     if file is not None and file.tell() > position:
         file.close()
         file = None
@@ -69,9 +69,9 @@ def _open_at(name: str, position: int):
         file.close()
         raise
     if is_gzip(name):
-        _left_open[key] = file
+        _left_open.file = (key, file)
     else:
         file.close()
 
 
-_left_open: dict[tuple, io.BufferedIOBase] = {}  # at most one
+_left_open = threading.local()  # `file`: (key, file), at most one for each thread

@@ -12,7 +12,7 @@ from pathlib import Path
 from icl_jax.config import ConfigError, ExamplesConfig, ExperimentConfig, StageError
 from icl_jax.config_tree import to_dict
 from icl_jax.corpus.tokenizers import Tokenizer, load
-from icl_jax.example_design import contiguous, random_groups, related, task_only
+from icl_jax.example_design import contiguous, neighbour_groups, random_groups, task_only
 from icl_jax.example_design.arms import ARMS, NEED_NEIGHBOURS, strategies_of
 from icl_jax.example_design.card.data_card import write_card
 from icl_jax.example_design.dependents import explain_all
@@ -158,7 +158,7 @@ class Build:
         return self._by_shard(
             strategy,
             {"related": read_inputs(folder), "min_neighbours": least},
-            related.make_shard,
+            neighbour_groups.make_shard,
             lambda *place: (*first, least, *place),
             self.sentences.query_table.starts,
         )

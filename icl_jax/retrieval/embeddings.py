@@ -18,7 +18,7 @@ from icl_jax.retrieval.vectors import Vectors, save_shard, shard_file
 from icl_jax.sharding import make_mesh
 from icl_jax.step_folder import StepFolder, require_space
 
-_opening = threading.Lock()  # a worker may have threads, and opens an encoder once for all
+_one_at_a_time = threading.Lock()  # a worker may have threads, but one set of devices
 
 
 def embed_table(
@@ -95,9 +95,9 @@ def embed_in_worker(
     table: str, fingerprint: str, shard: int, encoder: str, store: str, folder: str
 ) -> None:
     """As `embed_shard`, of names alone; table and encoder stay open for the next shard."""
-    with _opening:
-        opened = open_table(table, fingerprint), _open_encoder(encoder)
-    embed_shard(opened[0], shard, opened[1], store, Path(folder))
+    with _one_at_a_time:
+        opened = open_table(table, fingerprint)
+        embed_shard(opened, shard, _open_encoder(encoder), store, Path(folder))
 
 
 def _describe(

@@ -213,9 +213,10 @@ def test_an_arm_can_be_added_to_a_build_and_another_config_is_refused(tmp_path):
     assert contents(tmp_path / "run") == before
 
 
-def test_one_message_names_all_that_another_threshold_makes_useless(built, tmp_path):
-    config, workdir = built
-    shutil.copytree(workdir, tmp_path / "run")
+def test_one_message_names_all_that_another_threshold_makes_useless(tmp_path):
+    arms = ["contiguous", "neighbours_in_context", "random_in_context"]
+    config = config_for(tmp_path, arms, people=20)
+    design(config, tmp_path / "run")
     before = contents(tmp_path / "run")
     other = dataclasses.replace(config, design=dataclasses.replace(config.design))
     other.design.search = SearchConfig(min_similarity=0.5, neighbours=3)

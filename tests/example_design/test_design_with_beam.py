@@ -1,17 +1,20 @@
 """The whole design stage by Apache Beam: byte for byte what processes of this machine make."""
 
+from importlib.util import find_spec
+
 import pytest
 
 from icl_jax.config import ExamplesConfig
-from icl_jax.config_problems import ARMS
 from icl_jax.example_design.build import design
 from icl_jax.parallel_beam import LOCAL_RUNNER
 from icl_jax.retrieval.design_folders import DesignFolders
-from tests.example_design.test_kill_design import assert_same
+from tests.example_design.test_kill_design import ARMS, assert_same
 from tests.retrieval.test_find_related import experiment, write_corpus
 
-pytest.importorskip("apache_beam")
-
+pytestmark = [
+    pytest.mark.skipif(find_spec("apache_beam") is None, reason="needs the extra beam"),
+    pytest.mark.xdist_group("beam"),
+]
 
 THREADS = (LOCAL_RUNNER, "--direct_num_workers=2", "--direct_running_mode=multi_threading")
 

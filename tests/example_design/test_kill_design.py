@@ -109,10 +109,11 @@ def test_the_second_half_killed_anywhere_goes_on_to_the_same_files(undisturbed, 
     }
     runs = [prepare(file, tmp_path / "run", workers) for workers in (2, *marks.values())]
     run = begin(runs[0])
-    wait_until(run, lambda: workers_of(run.pid))
-    os.kill(int(workers_of(run.pid)[0]), signal.SIGKILL)  # before it has finished anything
-    output = run.communicate(timeout=60)[0].decode()
-    assert run.returncode and "worker processes was killed" in output and "Traceback" not in output
+    wait_until(run, lambda: len(workers_of(run.pid)) == 2)
+    time.sleep(0.05)  # they have tasks now, and import for longer
+    os.kill(int(workers_of(run.pid)[0]), signal.SIGKILL)
+    assert "worker processes was killed" in run.communicate(timeout=60)[0].decode()
+    assert run.returncode == 2
     for mark, run in zip(marks, runs[1:], strict=True):
         wait_until(begin(run), lambda mark=mark: any(path.glob(mark)))
         run.kill()

@@ -76,7 +76,15 @@ def test_value_and_gradients_are_those_of_the_plain_loss_on_every_mesh(sizes, sp
     assert_close(got, plain(*inputs))
 
 
-@pytest.mark.parametrize("shape", [(3, 7, 4, 11), (2, 1, 3, 5), (8, 5, 8, 24)], ids=str)
+@pytest.mark.parametrize(
+    "shape",
+    [
+        (3, 7, 4, 11),
+        pytest.param((2, 1, 3, 5), marks=pytest.mark.slow),
+        pytest.param((8, 5, 8, 24), marks=pytest.mark.slow),
+    ],
+    ids=str,
+)
 @pytest.mark.parametrize("share", [1.0, 0.0], ids=["every token", "no token"])
 @pytest.mark.parametrize("sparse", [False, True], ids=["dense", "sparse"])
 def test_any_shape_and_any_number_of_weighted_tokens(shape, share, sparse):

@@ -103,8 +103,15 @@ def test_scanned_and_unrolled_models_start_with_the_same_weights_and_compute_the
             np.testing.assert_array_equal(one, other)
 
 
-@pytest.mark.parametrize("scan", [False, True], ids=["unrolled", "scanned"])
-@pytest.mark.parametrize("remat", ["dots", "full"])
+@pytest.mark.parametrize(
+    ("remat", "scan"),
+    [
+        ("full", True),
+        ("dots", False),
+        pytest.param("dots", True, marks=pytest.mark.slow),
+        pytest.param("full", False, marks=pytest.mark.slow),
+    ],
+)
 def test_remat_changes_neither_loss_nor_gradient(scan, remat):
     plain = make_model(GPTConfig(**SMALL, scan_layers=scan))
     recomputed = make_model(GPTConfig(**SMALL, scan_layers=scan, remat=remat))

@@ -238,6 +238,7 @@ def test_a_stage_killed_anywhere_goes_on_to_the_same_files(built, tmp_path):
     assert different(workdir, tmp_path / "run") == []
 
 
+@pytest.mark.slow
 def test_beam_makes_the_same_files_and_goes_on_when_it_is_killed(built, tmp_path):
     pytest.importorskip("apache_beam")
     file, workdir = built
@@ -248,6 +249,7 @@ def test_beam_makes_the_same_files_and_goes_on_when_it_is_killed(built, tmp_path
     assert different(workdir, tmp_path / "run") == ["config.json"]  # says which runner
 
 
+@pytest.mark.slow
 def test_beam_runs_networks_and_searches_with_the_sentences_of_a_task(built, tmp_path):
     pytest.importorskip("apache_beam")
     questions = tmp_path / "questions.txt"

@@ -58,6 +58,7 @@ def test_two_chips_share_the_state_and_talk_to_each_other():
 
 
 @needs_libtpu
+@pytest.mark.slow
 def test_one_chip_sends_nothing_and_loops_count_as_often_as_they_run():
     numbers, _ = numbers_of("--topology=v5e:1x1")
     assert set(numbers["sent"].values()) == {0.0}

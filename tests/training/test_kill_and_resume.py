@@ -85,21 +85,28 @@ def final_params(workdir, state):
 
 def test_a_killed_run_ends_with_the_weights_of_an_undisturbed_one(undisturbed, tmp_path):
     run = Run(tmp_path)
-    run.wait_for(lambda: run.step() > 3)  # before the first checkpoint
-    assert run.kill() == -signal.SIGKILL
-
-    run = Run(tmp_path)
     run.wait_for(run.writing)
     assert run.kill() == -signal.SIGKILL
     unfinished = list((tmp_path / "checkpoints").glob("*.orbax-checkpoint-tmp"))
     assert unfinished, "the checkpoint was finished before the signal came"
+    finish_alike(undisturbed, tmp_path)
+
+
+@pytest.mark.slow
+def test_a_run_stopped_twice_ends_with_the_weights_of_an_undisturbed_one(undisturbed, tmp_path):
+    run = Run(tmp_path)
+    run.wait_for(lambda: run.step() > 3)  # before the first checkpoint
+    assert run.kill() == -signal.SIGKILL
 
     run = Run(tmp_path)
     run.wait_for(lambda: run.step() > 50)
     assert run.kill(signal.SIGTERM) == 0  # it saves what it has
     assert "stopped by a signal; the same command goes on" in run.process.communicate()[0]
     assert run.step() >= 51 and (tmp_path / "checkpoints" / str(run.step())).is_dir()
+    finish_alike(undisturbed, tmp_path)
 
+
+def finish_alike(undisturbed, tmp_path):
     finish(tmp_path)
     assert_equal(final_params(tmp_path, undisturbed), undisturbed)
     steps = [json.loads(line)["step"] for line in (tmp_path / "metrics.jsonl").open()]

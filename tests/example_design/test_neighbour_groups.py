@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from icl_jax.example_design.layout import Marks, in_context_tokens
-from icl_jax.example_design.related import take_until_full
+from icl_jax.example_design.neighbour_groups import take_until_full
 
 
 @pytest.mark.parametrize("marks", [Marks(None, 7, 8), Marks(6, 7, 8)])
