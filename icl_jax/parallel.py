@@ -7,6 +7,7 @@ import functools
 import multiprocessing.connection
 import os
 from pathlib import Path
+import signal
 import sys
 import threading
 
@@ -139,6 +140,7 @@ def _call(function: Callable, task: tuple) -> tuple:
 
 def _end_with(lifeline: multiprocessing.connection.Connection) -> None:
     """In a worker: ends it when nobody holds the other end any more."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the process that gave it work
 
     def watch() -> None:
         lifeline.poll(None)

@@ -31,7 +31,7 @@ _ERROR = "error"
 def run(
     function: Callable, tasks: Sequence[tuple], bar: tqdm, sizes: Sequence[int], runner: Runner
 ) -> list:
-    """As `parallel.run_shards`. Without options Beam runs in this process."""
+    """As `parallel.run_shards`. Without a --runner among its options Beam runs in this process."""
     if not tasks:
         return []
     if not runner.folder:
@@ -46,13 +46,18 @@ def run(
     ]
     try:
         with _progress(folder, sizes, bar):
-            _run_pipeline(calls, runner.options or (LOCAL_RUNNER,))
+            _run_pipeline(calls, runner.options)
         return _collect(folder, len(tasks))
     finally:
         shutil.rmtree(runner.folder, ignore_errors=True)
 
 
-def _run_pipeline(calls: list[bytes], options: Sequence[str]) -> None:
+def check(options: Sequence[str]) -> None:
+    """Stops if Beam is not there, or does not know these options."""
+    _make_pipeline(options)
+
+
+def _make_pipeline(options: Sequence[str]):
     try:
         import apache_beam as beam
         from apache_beam.options.pipeline_options import PipelineOptions
@@ -61,20 +66,34 @@ def _run_pipeline(calls: list[bytes], options: Sequence[str]) -> None:
             f"design.runner 'beam' needs Apache Beam ({error}); pip install 'icl_jax[beam]', or "
             "set design.runner to 'local'"
         ) from error
+    if not any(option.partition("=")[0] == "--runner" for option in options):
+        options = (LOCAL_RUNNER, *options)
     told = io.StringIO()
     try:
         with contextlib.redirect_stderr(told):
             parsed = PipelineOptions(list(options))
             parsed.get_all_options()
-        pipeline = beam.Pipeline(options=parsed)
+        return beam.Pipeline(options=parsed)
     except (ValueError, ImportError, SystemExit) as error:  # argparse tells, and exits
         reason = told.getvalue().strip().splitlines()[-1:] or [error]
         raise ConfigError(
             f"design.beam_options must be options of Apache Beam, got {list(options)}: {reason[0]}"
         ) from None
+
+
+def _run_pipeline(calls: list[bytes], options: Sequence[str]) -> None:
+    pipeline = _make_pipeline(options)
+    import apache_beam as beam
+
     # Without the reshuffle a runner would join all steps into one, on one worker.
     pipeline | beam.Create(calls) | beam.Reshuffle() | beam.Map(call)
-    state = pipeline.run().wait_until_finish()
+    try:
+        state = pipeline.run().wait_until_finish()
+    except Exception as error:  # runners have no common one
+        raise StageError(
+            f"Beam could not run the pipeline ({type(error).__name__}: {error}); what was finished "
+            "stays. Look at the log of the runner, and give the same command again"
+        ) from error
     if state not in (None, "DONE"):
         raise StageError(
             f"Beam ended the pipeline as {state}; what was finished stays. Look at the log of the "

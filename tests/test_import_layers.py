@@ -101,9 +101,10 @@ def test_the_package_and_its_flags_import_without_jax():
 
 
 def test_workers_import_what_they_run_without_jax():
-    """Every step starts workers anew: JAX would cost each of them seconds and 200 MB."""
+    """JAX would cost each of them seconds and 200 MB."""
     design = ("contiguous", "document_duplicates", "document_graph", "document_path", "overlap",
-              "random_groups", "records", "related", "shared_entity", "task_only")  # fmt: skip
+              "neighbour_groups", "random_groups", "records", "shared_entity",
+              "task_only")  # fmt: skip
     modules = ["corpus.sentence_shards", "retrieval.signatures", "retrieval.search_shards"]
     modules += [f"example_design.{name}" for name in design]
     code = "import sys; " + "; ".join(f"import icl_jax.{name}" for name in modules)

@@ -10,6 +10,7 @@ import pytest
 
 from icl_jax.config import ConfigError, StageError
 from icl_jax.parallel import Runner, progress_bar, run_shards
+from icl_jax.parallel_beam import check
 
 pytestmark = pytest.mark.xdist_group("beam")
 HAS_BEAM = find_spec("apache_beam") is not None
@@ -87,3 +88,23 @@ def test_without_beam_the_extra_is_named(tmp_path, monkeypatch):
     with progress_bar(disable=True) as bar, pytest.raises(ConfigError, match=r"icl_jax\[beam\]"):
         run_shards(square, [(1,)], bar, [1], runner(tmp_path))
     assert list(tmp_path.iterdir()) == []
+
+
+@needs_beam
+def test_what_beam_does_not_know_is_told_before_any_work():
+    with pytest.raises(ConfigError, match=r"beam_options.*NoSuchRunner"):
+        check(("--runner=NoSuchRunner",))
+    check(("--direct_num_workers=1",))
+
+
+def fail_oddly(number: int) -> None:
+    raise RuntimeError("a fault of the code")
+
+
+@needs_beam
+def test_a_pipeline_that_fails_is_told_in_our_words(tmp_path):
+    with (
+        progress_bar(disable=True) as bar,
+        pytest.raises(StageError, match=r"Beam could not run(.|\n)*a fault of the code"),
+    ):
+        run_shards(fail_oddly, [(1,)], bar, [1], runner(tmp_path))

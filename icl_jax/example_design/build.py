@@ -280,6 +280,10 @@ def _check(config: ExperimentConfig) -> None:
             f"design.examples.max_tokens {limit} is above sequence_length "
             f"{config.sequence_length}, the longest row that training takes; change one of them"
         )
+    if design.runner == "beam":
+        from icl_jax import parallel_beam
+
+        parallel_beam.check(design.beam_options)
     if "document_path" in design.examples.arms and design.queries.files:
         raise ConfigError(
             "design.examples.arms: document_path walks over the neighbours of the corpus's own "
