@@ -42,15 +42,16 @@ class ShardIndex:
         return len(self.offset)
 
 
-def load_indexes(paths: Sequence[epath.Path]) -> list[ShardIndex]:
+def load_indexes(paths: Sequence[epath.Path], show_progress: bool = True) -> list[ShardIndex]:
     """The indexes of all shards, building those that are missing or do not fit their shard.
 
     Raises one RecordError that names the first damage of every damaged shard.
     """
     lock = threading.Lock()
+    label = {"desc": "indexing records", "unit": "B", "unit_scale": True, "delay": 2}
     with (
         ThreadPoolExecutor(min(_THREADS, max(1, len(paths)))) as pool,
-        tqdm(total=0, desc="indexing records", unit="B", unit_scale=True, delay=2) as bar,
+        tqdm(total=0, disable=not show_progress, **label) as bar,
     ):
 
         def progress(done: int, more: int = 0) -> None:

@@ -117,7 +117,8 @@ def make_record_shard(
         records = _sentences_alone(numbers, pieces)
     with beside(path) as partial:
         write_records(partial, records)
-    (shard,) = load_indexes([epath.Path(path)])  # reads all of it again, and so checks it
+    # Reads all of it again, and so checks it.
+    (shard,) = load_indexes([epath.Path(path)], show_progress=False)
     rows = len(shard) if layout == "in_context" else _rows_when_packed(shard, row_length, seed)
     counts = count_groups(pieces, row_length)
     counts |= {"records": len(shard), "rows": rows, "bytes": shard.size}
