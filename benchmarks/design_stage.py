@@ -64,8 +64,7 @@ def main() -> None:
         measured = measure(args, overrides)
         if args.json:
             args.json.write_text(json.dumps(measured, indent=2) + "\n")
-        for run in measured["runs"]:
-            print_run(run)
+        print_runs(measured["runs"])
     if args.estimate:
         print_estimate(measured, args.estimate, args.machines, args.cores)
 
@@ -123,19 +122,26 @@ def run_stage(
     }
 
 
-def print_run(run: dict) -> None:
-    """One table; a step's peak is that of its processes together."""
-    count = run["sentences"]
-    print(f"\n{count:,} sentences, {run['seconds']:,.0f} s in all")
-    print("\n| step | seconds | sentences/s | peak GB | of one process | bytes per sentence |")
-    print("|---|---|---|---|---|---|")
-    for name, step in run["steps"].items():
-        rate = count / max(step["seconds"], 0.01)
+def print_runs(runs: list[dict]) -> None:
+    """Every step at all sizes; its peak is that of its processes together."""
+    sizes = [f"{run['sentences']:,}" for run in runs]
+    print(
+        f"\n| step | {' | '.join(f'sentences/s of {size}' for size in sizes)} | "
+        f"{' | '.join(f'peak GB of {size}' for size in sizes)} | bytes per sentence |"
+    )
+    print("|---" * (2 + 2 * len(runs)) + "|")
+    for name, last in runs[-1]["steps"].items():
+        steps = [run["steps"][name] for run in runs]
+        rates = [run["sentences"] / max(s["seconds"], 0.01) for run, s in zip(runs, steps)]
+        cells = [f"{rate:,.0f}" for rate in rates]
+        cells += [f"{step['peak_memory_gigabytes']:.2f}" for step in steps]
+        print(f"| {name} | {' | '.join(cells)} | {last['bytes'] / runs[-1]['sentences']:,.1f} |")
+    for run in runs:
+        rest = run["seconds_outside_steps"]
         print(
-            f"| {name} | {step['seconds']:,.2f} | {rate:,.0f} | {step['peak_memory_gigabytes']:.2f}"
-            f" | {step['largest_process_gigabytes']:.2f} | {step['bytes'] / count:,.1f} |"
+            f"\n{run['sentences']:,} sentences: {run['seconds']:,.0f} s in all, {rest:,.0f} s of "
+            "them to start and for the data card"
         )
-    print(f"| start, data card | {run['seconds_outside_steps']:,.1f} | | | | |")
 
 
 def print_estimate(measured: dict, count: float, machines: int, cores: int) -> None:
