@@ -1,5 +1,6 @@
 """What must go when one step of a build is to be made anew: that step and what was made from it."""
 
+from fnmatch import fnmatch
 from pathlib import Path
 
 from icl_jax.config import StageError
@@ -7,7 +8,8 @@ from icl_jax.example_design.arms import ARMS, NEED_NEIGHBOURS, STRATEGIES
 from icl_jax.retrieval.design_folders import DesignFolders
 from icl_jax.step_folder import OtherInputsError
 
-_SEARCH = ("encoder", "corpus_vectors", "query_vectors", "neighbours*")
+# In the order in which they are made.
+_SEARCH = ("encoder", "corpus_vectors", "query_vectors", "neighbours_*", "neighbours")
 
 
 def explain_all(error: OtherInputsError, folders: DesignFolders) -> StageError:
@@ -31,7 +33,7 @@ def made_from(path: Path, folders: DesignFolders) -> list[Path]:
     elif step in ("arms", "overlap"):
         return [path]
     else:
-        first = next(i for i, name in enumerate(_SEARCH) if path.match(name))
+        first = next(i for i, name in enumerate(_SEARCH) if fnmatch(step, name))
         found = [p for name in _SEARCH[first:] for p in sorted(folders.path.glob(name))]
         strategies = _following(NEED_NEIGHBOURS)
     found += [folders.groups / name for name in STRATEGIES if name in strategies]

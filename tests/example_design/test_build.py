@@ -229,6 +229,7 @@ def test_one_message_names_all_that_another_threshold_makes_useless(tmp_path):
     design(other, tmp_path / "run")
     kept = {name for name in before if before[name] == contents(tmp_path / "run").get(name)}
     assert any(name.startswith("arms/contiguous") for name in kept)
+    assert any(name.startswith("neighbours_index") for name in kept)  # serves any threshold
     assert not any(name.endswith(".tfrecord") and "neighbours" in name for name in kept)
 
 
