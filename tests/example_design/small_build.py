@@ -3,8 +3,8 @@
 from pathlib import Path
 
 from icl_jax.config import ExperimentConfig
-from icl_jax.corpus.tokenizers import Tokenizer
 from icl_jax.example_design.build import Build
+from icl_jax.retrieval.design_folders import DesignFolders
 from icl_jax.retrieval.find_related import find_related
 from tests.retrieval.test_find_related import experiment, write_corpus
 
@@ -19,8 +19,12 @@ def open_build(config: ExperimentConfig, workdir: Path) -> Build:
     return Build.open(config, workdir, find_related(config, workdir))
 
 
-def small_tokenizer() -> Tokenizer:
-    """Byte-level, without a token for the beginning."""
-    from icl_jax.corpus.train_tokenizer import train
-
-    return train(["Some text to learn from."] * 5, 257)
+def contents(workdir: Path) -> dict[str, bytes]:
+    """Every file of a design stage that is not about the run itself."""
+    path = DesignFolders(workdir).path
+    about_the_run = ("cost.json", "config.json", "lock", "card.json", "card.html")
+    return {
+        str(file.relative_to(path)): file.read_bytes()
+        for file in sorted(path.rglob("*"))
+        if file.is_file() and file.name not in about_the_run
+    }

@@ -33,7 +33,7 @@ from icl_jax.retrieval.design_folders import DesignFolders
 from icl_jax.retrieval.neighbours import Neighbours
 from icl_jax.training.checks import check_run
 from tests.data.records import flip_bit
-from tests.example_design.small_build import small_config
+from tests.example_design.small_build import contents, small_config
 
 MATCHED = [f"{kind}_{layout}" for kind in ("neighbours", "random")
            for layout in ("in_context", "in_batch")]  # fmt: skip
@@ -62,17 +62,6 @@ def records(workdir, arm):
 
 def sentences_used(workdir, arm):
     return Counter(int(id) for record in records(workdir, arm) for id in record["sentence_ids"])
-
-
-def contents(workdir):
-    """Every file that is not about the run itself."""
-    path = DesignFolders(workdir).path
-    about_the_run = ("cost.json", "config.json", "lock", "card.json", "card.html")
-    return {
-        str(file.relative_to(path)): file.read_bytes()
-        for file in sorted(path.rglob("*"))
-        if file.is_file() and file.name not in about_the_run
-    }
 
 
 def test_every_arm_has_its_strategy_and_layout():

@@ -15,11 +15,11 @@ import pytest
 from icl_jax.config import ExamplesConfig
 from icl_jax.example_design.build import design
 from icl_jax.retrieval.design_folders import DesignFolders
+from tests.example_design.small_build import contents
 from tests.retrieval.test_find_related import experiment, write_corpus
 
 ROOT = Path(__file__).parents[2]
 ARMS = ("contiguous", "neighbours_in_context", "random_in_batch", "document_path", "shared_entity")
-ABOUT_THE_RUN = ("cost.json", "lock", "config.json", "card.html", "card.json")
 
 
 # Importing takes longer than all the rest: several runs do it at a time, then wait to begin.
@@ -72,19 +72,13 @@ def assert_same(workdir: Path, expected: Path) -> None:
     a, b = contents(workdir), contents(expected)
     assert a.keys() == b.keys()
     assert [name for name in b if a[name] != b[name]] == []
+    assert card_of(workdir) == card_of(expected)
 
 
-def contents(workdir: Path) -> dict[str, object]:
-    """Every file; of the data card what is not about the run itself."""
-    path = DesignFolders(workdir).path
-    files = {
-        str(file.relative_to(path)): file.read_bytes()
-        for file in path.rglob("*")
-        if file.is_file() and file.name not in ABOUT_THE_RUN
-    }
-    card = json.loads((path / "card.json").read_text())
-    del card["cost"], card["config"]
-    return files | {"card.json": card}
+def card_of(workdir: Path) -> dict:
+    """What the data card tells, but for what is about the run itself."""
+    card = json.loads((DesignFolders(workdir).path / "card.json").read_text())
+    return {name: card[name] for name in card if name not in ("cost", "config")}
 
 
 def wait_until(run: subprocess.Popen, there) -> None:
