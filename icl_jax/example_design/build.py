@@ -180,7 +180,8 @@ class Build:
         vectors = (str(self.folders.corpus_vectors), str(vectors))
         slots = [random_groups.count_slots(str(neighbours), i) for i in range(table.num_shards)]
         first_slot = [sum(slots[:index]) for index in range(len(slots))]
-        first = (self.workdir, self.sentences.fingerprint, str(neighbours), vectors)
+        threshold = self.config.design.search.min_similarity
+        first = (self.workdir, self.sentences.fingerprint, str(neighbours), vectors, threshold)
 
         def deal(folder: Path) -> dict:
             same_document = self.config.design.search.same_document

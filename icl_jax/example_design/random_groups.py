@@ -122,6 +122,7 @@ def make_shard(
     fingerprint: str,
     groups: str,
     vectors: tuple[str, str],
+    threshold: float,
     folder: str,
     index: int,
     first_slot: int,
@@ -129,6 +130,8 @@ def make_shard(
     """One shard: the neighbour groups with what was dealt to them, and its cosine to the query.
 
     `groups` is the folder of the neighbour groups, `vectors` are those of corpus and queries.
+    Counts what is above the threshold of the search all the same: near duplicates of the query, and
+    what an approximate search missed.
     """
     sentences = open_sentences(workdir, fingerprint)
     shard = read_groups(Path(groups), index)
@@ -140,10 +143,11 @@ def make_shard(
         part = slice(start, start + _BLOCK)
         queries = slots.queries[slots.group[part]] - sentences.first_query
         scores[part] = np.vecdot(of_pool.take(dealt[part]), of_queries.take(queries))
+    above = int((scores > threshold).sum())
     offsets = slots.first + np.arange(len(slots.first))
     ids = np.insert(dealt, slots.first[:-1], slots.queries)
     scores = np.insert(scores, slots.first[:-1], 1)
-    write_groups(Path(folder), index, GroupShard(offsets, ids, scores))
+    write_groups(Path(folder), index, GroupShard(offsets, ids, scores), {"above_threshold": above})
 
 
 def count_slots(groups: str, index: int) -> int:

@@ -126,6 +126,7 @@ def test_random_arm_has_the_same_queries_and_sizes_with_unrelated_sentences(buil
         assert query == same
         assert not {*others} & {*neighbours.of(int(query))[0]} or random.results["still_related"]
         cosines += random.of(group)[1][1:].tolist()
+    assert random.results["above_threshold"] == sum(cosine > 0.3 for cosine in cosines)
     related = np.concatenate([shard.similarities for shard in real.shards])
     assert np.mean(cosines) < 0.5 * np.mean(related[related < 1])
 

@@ -31,6 +31,7 @@ _COUNTS = {
     "too_long": "queries left out: too few of these fit",
     "dealt": "dealt anew",
     "still_related": "of these, stayed with a query that they are related to, for want of another",
+    "above_threshold": "of these, above the threshold all the same (near duplicates of the query)",
     "same_length_groups": "groups as long as with their neighbours",
     "related_pairs": "pairs of related documents",
     "related_to_none": "documents related to none",
