@@ -16,9 +16,10 @@ from icl_jax.example_design import contiguous, neighbour_groups, random_groups, 
 from icl_jax.example_design.arms import ARMS, NEED_NEIGHBOURS, strategies_of
 from icl_jax.example_design.card.data_card import write_card
 from icl_jax.example_design.dependents import explain_all
-from icl_jax.example_design.document_path import make_document_path
-from icl_jax.example_design.gain_filter import check_gain_model, filter_groups, keep_all
+from icl_jax.example_design.document_path import check_queries, make_document_path
+from icl_jax.example_design.gain_filter import filter_groups, keep_all
 from icl_jax.example_design.gain_inputs import gain_inputs
+from icl_jax.example_design.gain_model import check_gain_model
 from icl_jax.example_design.groups import Groups, group_file, read_counts
 from icl_jax.example_design.layout import Marks
 from icl_jax.example_design.overlap import check_evaluation_files, find_overlap
@@ -285,11 +286,8 @@ def _check(config: ExperimentConfig) -> None:
         from icl_jax import parallel_beam
 
         parallel_beam.check(design.beam_options)
-    if "document_path" in design.examples.arms and design.queries.files:
-        raise ConfigError(
-            "design.examples.arms: document_path walks over the neighbours of the corpus's own "
-            "sentences, but here the sentences of design.queries ask; leave one of the two out"
-        )
+    if "document_path" in design.examples.arms:
+        check_queries(bool(design.queries.files))
     if design.examples.gain_model:
         published = design.tokenizer.folder
         tokenizer = load(published, design.tokenizer.separator) if published else None

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import numpy as np
 
-from icl_jax.config import ConfigError, ExamplesConfig, StageError
+from icl_jax.config import ConfigError, ExamplesConfig
 from icl_jax.corpus.tokenizers import Tokenizer, open_tokenizer
 from icl_jax.example_design.document_duplicates import find_repeated, has_sketch, sketch_shard
 from icl_jax.example_design.document_graph import (
@@ -28,7 +28,7 @@ from icl_jax.example_design.groups import (
 )
 from icl_jax.example_design.layout import Marks
 from icl_jax.example_design.path_walk import walk
-from icl_jax.example_design.running_text import running_tokens
+from icl_jax.example_design.running_text import check_room, running_tokens
 from icl_jax.example_design.sentences import Sentences, open_sentences
 from icl_jax.parallel import Runner, progress_bar, run_shards
 from icl_jax.retrieval.design_folders import DesignFolders
@@ -39,6 +39,16 @@ _STOP = np.dtype(  # a document of the path, its sentences, and the weight that 
     [("document", "<i8"), ("first", "<i8"), ("last", "<i8"), ("weight", "<f4")]
 )
 _SHOWN = 100  # near duplicates named in the results; `near_duplicates.npy` holds all
+
+
+def check_queries(has_queries: bool) -> None:
+    """Stops where the sentences of a task ask: the path needs neighbours within the corpus."""
+    if has_queries:
+        raise ConfigError(
+            "design.examples.arms: document_path walks over the neighbours of the corpus's own "
+            "sentences, but here the sentences of design.queries ask; leave design.queries.files "
+            "empty, or that arm out"
+        )
 
 
 def make_document_path(
@@ -54,12 +64,7 @@ def make_document_path(
 ) -> Groups:
     """The contexts of the path through all documents of the corpus but near duplicates."""
     corpus, folders = sentences.corpus, DesignFolders(workdir)
-    if sentences.queries is not None or len(neighbours) != len(corpus):
-        raise ConfigError(
-            "design.examples.arms: document_path walks over the neighbours of the corpus's own "
-            "sentences, but here the sentences of design.queries ask; leave design.queries.files "
-            "empty, or that arm out"
-        )
+    check_queries(sentences.queries is not None)
     made_from = {
         "sentences": sentences.fingerprint,
         "tokenizer": Tokenizer.open(folders.tokenizer).fingerprint,
@@ -124,14 +129,8 @@ def write_part(
         starts[offsets],
         starts[:-1] - np.repeat(starts[offsets[:-1]], np.diff(offsets)),
     )
-    longest = np.diff(groups.token_offsets).max(initial=0)
     room = limit - (0 if marks.begin is None else marks.ends)
-    if longest > room:
-        raise StageError(
-            f"a sentence has {longest} tokens with the space before it, but a context has room "
-            f"for {room}; raise design.examples.max_tokens or lower "
-            "design.corpus.max_sentence_tokens"
-        )
+    check_room(np.diff(groups.token_offsets).max(initial=0), room)
     write_groups(Path(folder), index, groups)
 
 

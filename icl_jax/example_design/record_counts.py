@@ -5,8 +5,9 @@ from collections.abc import Sequence
 import numpy as np
 
 from icl_jax.example_design.packing import Piece
+from icl_jax.retrieval.neighbours import SIMILARITY_EDGES
+from icl_jax.retrieval.signatures import mix
 
-SIMILARITY_EDGES = np.round(np.linspace(-1, 1, 41), 2)
 _LENGTH_BINS = 32
 
 
@@ -59,11 +60,7 @@ def add_up(counts: Sequence[dict], row_length: int) -> dict:
 
 def multiset(ids: np.ndarray) -> str:
     """A checksum of ids, each as often as it comes, in any order."""
-    # Sums of plain ids would collide; mixed by splitmix64 (Steele et al. 2014) they do not.
-    mixed = ids.astype(np.uint64) + np.uint64(0x9E3779B97F4A7C15)
-    mixed = (mixed ^ (mixed >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
-    mixed = (mixed ^ (mixed >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
-    mixed ^= mixed >> np.uint64(31)
+    mixed = mix(ids.astype(np.uint64))  # sums of plain ids would collide
     return f"{int(mixed.sum(dtype=np.uint64)):016x}"
 
 

@@ -25,6 +25,6 @@ def check_room(longest: int, room: int) -> None:
     if longest > room:
         raise StageError(
             f"a sentence has {longest} tokens with the space before it and the end of its document "
-            f"behind, but an example has room for {room}; raise design.examples.max_tokens or "
+            f"behind, but a context has room for {room}; raise design.examples.max_tokens or "
             "lower design.corpus.max_sentence_tokens"
         )

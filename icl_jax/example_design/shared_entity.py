@@ -27,8 +27,7 @@ from icl_jax.parallel import Runner, progress_bar, run_shards
 from icl_jax.retrieval.design_folders import DesignFolders
 from icl_jax.retrieval.neighbours import (
     Neighbours,
-    read_shard,
-    shard_counts,
+    count_neighbours,
     shard_file,
     write_shard,
 )
@@ -40,7 +39,6 @@ from icl_jax.step_folder import StepFolder, beside
 _PART_SENTENCES = 500_000  # of the corpus for each part of the index: some 200 MB to sort
 _PAIRS = 1 << 22  # of a query and a sentence that are looked at together
 _LENGTHS = "lengths.npy"
-_EDGES = np.round(np.linspace(-1, 1, 41), 2)  # of the histogram, those of the search
 
 
 def make_related_by_entity(
@@ -69,8 +67,9 @@ def make_related_by_entity(
         table = sentences.query_table
         files = [shard_file(folder, shard) for shard in range(table.num_shards)]
         task = (workdir, sentences.fingerprint, search, terms["parts"], str(index), str(folder))
-        _run(find_shard, task, np.diff(table.starts), files, "shared entities", runner)
-        step.complete(_summary(folder, table.num_shards, terms))
+        _run(find_shard, task, np.diff(table.starts), files, "shared entities", "sentence", runner)
+        found = count_neighbours(folder, table.num_shards)
+        step.complete(found | {"rare_terms": terms["rare_terms"]})
     return Neighbours.open(folder)
 
 
@@ -118,13 +117,13 @@ def _index_terms(
         for number, table in enumerate(sentences.tables):
             shards = [terms_file(folder, number == 1, shard) for shard in range(table.num_shards)]
             task = (workdir, sentences.fingerprint, number == 1, most, place)
-            _run(index_shard, task, np.diff(table.starts), shards, "terms", runner)
+            _run(index_shard, task, np.diff(table.starts), shards, "terms", "sentence", runner)
         parts = max(1, len(corpus) // _PART_SENTENCES)
         # The query's document is one of those that have the term; its own table is not indexed.
         least = 2 if sentences.queries is None else 1
         files = [part_file(folder, part) for part in range(parts)]
         task = (place, corpus.num_shards, corpus.num_documents, least, most, parts)
-        _run(join_part, task, np.ones(parts, int), files, "rare terms", runner)
+        _run(join_part, task, np.ones(parts, int), files, "rare terms", "part", runner)
         lengths, terms = np.zeros(len(corpus)), 0
         for file in files:  # of every sentence, the squared length of its weighted terms
             rare = read_table(file)
@@ -144,36 +143,14 @@ def _run(
     sizes: np.ndarray,
     files: list[Path],
     label: str,
+    unit: str,
     runner: Runner,
 ) -> None:
     """`function(*task, i)` for every i whose file is not there yet."""
     left = [i for i, file in enumerate(files) if not file.exists()]
     todo, total = [int(sizes[i]) for i in left], int(sum(sizes))
-    with progress_bar(total=total, initial=total - sum(todo), desc=label) as bar:
+    with progress_bar(total=total, initial=total - sum(todo), desc=label, unit=unit) as bar:
         run_shards(function, [(*task, i) for i in left], bar, todo, runner)
-
-
-def _summary(folder: Path, num_shards: int, terms: dict) -> dict:
-    """As of a search for neighbours."""
-    histogram, left_out = np.zeros(len(_EDGES) - 1, np.int64), Counter()
-    queries = with_neighbours = 0
-    for shard in range(num_shards):
-        batch = read_shard(folder, shard)
-        scores = np.minimum(batch["similarities"].values.to_numpy(), 1)  # rounding
-        histogram += np.histogram(scores, _EDGES)[0]
-        with_neighbours += int((np.diff(batch["ids"].offsets.to_numpy()) > 0).sum())
-        queries += len(batch)
-        left_out.update(shard_counts(batch))
-    return {
-        "shards": num_shards,
-        "rare_terms": terms["rare_terms"],
-        "queries": queries,
-        "queries_with_neighbours": with_neighbours,
-        "mean_neighbours": round(int(histogram.sum()) / max(1, queries), 3),
-        "candidates_left_out": dict(left_out),
-        "similarity_edges": _EDGES.tolist(),
-        "similarity_counts": histogram.tolist(),
-    }
 
 
 @functools.lru_cache(maxsize=1)

@@ -11,6 +11,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from icl_jax.retrieval.signatures import split_words
 from icl_jax.step_folder import beside
 
 MIN_WORDS = 4  # of a field that counts although it is shorter than a run
@@ -53,7 +54,7 @@ class Runs:
 def collect_runs(items: Sequence[Sequence[str]], size: int) -> Runs:
     """Every run of `size` words of every field of every item; of a shorter field the whole."""
     fields = pa.array([field for item in items for field in item], pa.large_string())
-    words, lengths = split_words(fields)
+    words, lengths = join_words(fields)
     encoded = words.dictionary_encode()
     stream = encoded.indices.to_numpy().astype(np.int32)
     item_of = np.repeat(np.arange(len(items)), [len(item) for item in items])
@@ -83,7 +84,7 @@ def find_runs(runs: Runs, texts: pa.Array, documents: np.ndarray) -> tuple[np.nd
 
     A run may go on into the next sentence of its document.
     """
-    flat, lengths = split_words(texts)
+    flat, lengths = join_words(texts)
     sentence = np.repeat(np.arange(len(lengths)), lengths)
     encoded = flat.dictionary_encode()
     known = pc.index_in(encoded.dictionary, pa.array(runs.words, pa.large_string()))
@@ -106,16 +107,13 @@ def find_runs(runs: Runs, texts: pa.Array, documents: np.ndarray) -> tuple[np.nd
     return run, sentence[at]
 
 
-def split_words(texts: pa.Array) -> tuple[pa.Array, np.ndarray]:
+def join_words(texts: pa.Array) -> tuple[pa.Array, np.ndarray]:
     """The words of all texts, one text after the other, and how many each has."""
-    texts = pc.utf8_lower(texts.cast(pa.large_string()))
-    texts = pc.replace_substring_regex(texts, r"[^\pL\pM\pN]+", " ")
-    texts = pc.ascii_trim(texts, " ")
-    lists = pc.split_pattern(texts, " ")
-    lengths = np.diff(lists.offsets.to_numpy()).astype(np.int64)
-    lengths[pc.equal(texts, "").to_numpy(zero_copy_only=False)] = 0  # Arrow: one empty word
-    words = lists.flatten()
-    return words.filter(pc.not_equal(words, "")), lengths
+    lists = split_words(texts)
+    lengths, words = np.diff(lists.offsets.to_numpy()).astype(np.int64), lists.flatten()
+    some = pc.not_equal(words, "")  # a text without words holds one empty word
+    lengths[~some.to_numpy(zero_copy_only=False)[np.cumsum(lengths) - lengths]] = 0
+    return words.filter(some), lengths
 
 
 def _words_left(word: np.ndarray, document: np.ndarray) -> np.ndarray:

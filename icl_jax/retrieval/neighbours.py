@@ -1,5 +1,6 @@
 """The neighbours of every sentence on disk: one Arrow file per shard of the query table."""
 
+from collections import Counter
 from collections.abc import Sequence
 import json
 from pathlib import Path
@@ -13,6 +14,7 @@ from icl_jax.step_folder import beside, read_results
 _SCHEMA = pa.schema(
     {"ids": pa.list_(pa.int64()), "similarities": pa.list_(pa.float32())}
 )  # nearest first
+SIMILARITY_EDGES = np.round(np.linspace(-1, 1, 41), 2)  # of every histogram of similarities
 
 
 class Neighbours:
@@ -92,6 +94,28 @@ def read_batch(file: Path) -> pa.RecordBatch:
 def shard_counts(shard: pa.RecordBatch) -> dict[str, int]:
     """The counts that `write_shard` was given."""
     return json.loads(shard.schema.metadata[b"counts"])
+
+
+def count_neighbours(folder: Path, num_shards: int) -> dict:
+    """What the finished shards of a search hold, and what was left out by which rule."""
+    histogram, left_out = np.zeros(len(SIMILARITY_EDGES) - 1, np.int64), Counter()
+    queries = with_neighbours = 0
+    for index in range(num_shards):
+        shard = read_shard(folder, index)
+        scores = np.minimum(shard["similarities"].values.to_numpy(), 1)  # rounding
+        histogram += np.histogram(scores, SIMILARITY_EDGES)[0]
+        with_neighbours += int((np.diff(shard["ids"].offsets.to_numpy()) > 0).sum())
+        queries += len(shard)
+        left_out.update(shard_counts(shard))
+    return {
+        "shards": num_shards,
+        "queries": queries,
+        "queries_with_neighbours": with_neighbours,
+        "mean_neighbours": round(int(histogram.sum()) / max(1, queries), 3),
+        "candidates_left_out": dict(left_out),
+        "similarity_edges": SIMILARITY_EDGES.tolist(),
+        "similarity_counts": histogram.tolist(),
+    }
 
 
 def share_found(wanted: np.ndarray, found: np.ndarray) -> float | None:

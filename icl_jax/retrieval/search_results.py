@@ -4,7 +4,7 @@ from pathlib import Path
 
 import numpy as np
 
-from icl_jax.retrieval.neighbours import read_shard, shard_counts, share_found
+from icl_jax.retrieval.neighbours import count_neighbours, share_found
 from icl_jax.retrieval.search_shards import Search
 
 _THRESHOLDS = (0.9, 0.8, 0.7, 0.6, 0.5, 0.4, 0.3, 0.2)
@@ -13,36 +13,20 @@ _LEAST_SAMPLE = 200  # queries
 
 def summarise(search: Search, folder: Path, num_shards: int) -> dict:
     """What was found and what was left out, from the finished shards."""
-    edges = np.round(np.linspace(-1, 1, 41), 2)  # the last bin holds a rounding error above 1
-    bins = np.append(edges[:-1], 1.01)
-    histogram, counts = np.zeros(40, np.int64), {}
-    queries = with_neighbours = 0
-    for shard in range(num_shards):
-        batch = read_shard(folder, shard)
-        histogram += np.histogram(batch["similarities"].values.to_numpy(), bins)[0]
-        with_neighbours += int((np.diff(batch["ids"].offsets.to_numpy()) > 0).sum())
-        queries += len(batch)
-        for rule, count in shard_counts(batch).items():
-            counts[rule] = counts.get(rule, 0) + count
-    pool = search.pool
+    results = count_neighbours(folder, num_shards)
+    counts, pool = results["candidates_left_out"], search.pool
     members = int(np.count_nonzero(pool.lengths))
     return {
-        "shards": num_shards,
+        **results,
         "engine": search.config.engine,
         **search.engine.describe(),
         "first_candidates": search.engine.first_count,
         "min_similarity": search.config.min_similarity,
-        "queries": queries,
-        "queries_with_neighbours": with_neighbours,
-        "mean_neighbours": round(int(histogram.sum()) / max(1, queries), 3),
         "asked_again": counts.pop("asked_again", 0),
         "too_few_candidates": counts.pop("too_few_candidates", 0),
         "pool": len(pool.vectors),
         "pool_exact_duplicates": members - len(pool.ids),
         "pool_zero_vectors": len(pool.vectors) - members,
-        "candidates_left_out": counts,
-        "similarity_edges": edges.tolist(),
-        "similarity_counts": histogram.tolist(),
     }
 
 

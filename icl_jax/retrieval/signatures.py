@@ -100,14 +100,14 @@ def sign_in_worker(table: str, fingerprint: str, shard: int, folder: str) -> int
 
 def sign(texts: pa.Array) -> pa.RecordBatch:
     """Hash, set of three consecutive words (a shingle each) and its 64-bit sketch, per text."""
-    lists = _words(texts)
+    lists = split_words(texts)
     lengths = np.diff(lists.offsets.to_numpy()).astype(np.int64)
     ends = np.cumsum(lengths)
     row = np.repeat(np.arange(len(lengths)), lengths)
     encoded = lists.flatten().dictionary_encode()
     words = _hash_words(encoded.dictionary)[encoded.indices.to_numpy()]
     place = (np.arange(len(words)) - (ends - lengths)[row]).astype(np.uint64)
-    hashes = _sum_rows(_mix(words ^ _mix(place)), np.append(0, ends))
+    hashes = _sum_rows(mix(words ^ mix(place)), np.append(0, ends))
 
     # Begin and end marks give every sentence as many shingles as it has words.
     padded = np.full(len(words) + 2 * len(lengths), _BEGIN)
@@ -115,7 +115,7 @@ def sign(texts: pa.Array) -> pa.RecordBatch:
     padded[middle] = words
     padded[ends + 2 * np.arange(len(lengths)) + 1] = _END
     shingles = sum(padded[middle + i - 1] * _MULTIPLIERS[i] for i in range(3))
-    shingles = _mix(np.asarray(shingles, np.uint64)) >> np.uint64(32)
+    shingles = mix(np.asarray(shingles, np.uint64)) >> np.uint64(32)
     keys = np.unique((row.astype(np.uint64) << np.uint64(32)) | shingles)
     values = keys.astype(np.uint32)
     offsets = np.searchsorted(keys, np.arange(len(lengths) + 1).astype(np.uint64) << np.uint64(32))
@@ -162,7 +162,7 @@ def _shard_file(folder: Path, shard: int) -> Path:
     return folder / f"signatures-{shard:05d}.arrow"
 
 
-def _words(texts: pa.Array) -> pa.ListArray:
+def split_words(texts: pa.Array) -> pa.ListArray:
     """The words of each text; one that has none holds one empty word."""
     texts = pc.utf8_lower(texts.cast(pa.large_string()))
     texts = pc.replace_substring_regex(texts, r"[^\pL\pM\pN]+", " ")
@@ -177,7 +177,7 @@ def _hash_words(words: pa.LargeStringArray) -> np.ndarray:
     offsets = np.frombuffer(offsets, np.int64)[: len(words) + 1]
     data = np.frombuffer(data, np.uint8)[: offsets[-1]].astype(np.uint64)
     place = np.arange(len(data)) - np.repeat(offsets[:-1], np.diff(offsets))
-    return _mix(_sum_rows(_mix(data + (place.astype(np.uint64) << np.uint64(8))), offsets))
+    return mix(_sum_rows(mix(data + (place.astype(np.uint64) << np.uint64(8))), offsets))
 
 
 def _sum_rows(values: np.ndarray, offsets: np.ndarray) -> np.ndarray:
@@ -186,7 +186,7 @@ def _sum_rows(values: np.ndarray, offsets: np.ndarray) -> np.ndarray:
     return sums[offsets[1:]] - sums[offsets[:-1]]
 
 
-def _mix(x: np.ndarray) -> np.ndarray:
+def mix(x: np.ndarray) -> np.ndarray:
     """Spreads 64 bits: a shift and an odd multiplier, twice (the finaliser of SplitMix64)."""
     x = x + _MULTIPLIERS[0]
     x = (x ^ (x >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)

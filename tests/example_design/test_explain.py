@@ -240,13 +240,14 @@ def test_a_corpus_too_large_to_compare_is_told_how(workdir, monkeypatch):
 
 
 @pytest.mark.parametrize("command", [explain, show])
-def test_a_reader_that_has_seen_enough_is_no_error(workdir, monkeypatch, command):
+def test_a_reader_that_has_seen_enough_is_no_error(workdir, monkeypatch, capfd, command):
     reader, writer = os.pipe()
     os.close(reader)
     with os.fdopen(writer, "w") as broken:
         monkeypatch.setattr(sys, "stdout", broken)
         arm = ["--arm=task_only"] * (command is explain)
         command([f"--workdir={workdir}", "--sentence=0", *arm])
+    assert "Error" not in capfd.readouterr().err
 
 
 def test_random_names_what_it_stands_for(workdir, printed):
