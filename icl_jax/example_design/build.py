@@ -206,7 +206,7 @@ class Build:
 
     def _document_path(self) -> Groups:
         return make_document_path(
-            self.workdir, self.sentences, self.neighbours, self.examples,
+            self.workdir, self.sentences, self.examples,
             self.config.design.search.duplicate_jaccard, self.limit, self.config.seed, self.runner,
             self.folders.groups / "document_path",
         )  # fmt: skip

@@ -32,7 +32,6 @@ from icl_jax.example_design.running_text import check_room, running_tokens
 from icl_jax.example_design.sentences import Sentences, open_sentences
 from icl_jax.parallel import Runner, progress_bar, run_shards
 from icl_jax.retrieval.design_folders import DesignFolders
-from icl_jax.retrieval.neighbours import Neighbours
 from icl_jax.step_folder import StepFolder, beside, read_inputs
 
 _STOP = np.dtype(  # a document of the path, its sentences, and the weight that led to it
@@ -54,7 +53,6 @@ def check_queries(has_queries: bool) -> None:
 def make_document_path(
     workdir: str,
     sentences: Sentences,
-    neighbours: Neighbours,
     examples: ExamplesConfig,
     duplicate_jaccard: float,
     limit: int,

@@ -58,7 +58,7 @@ def prepare(workdir: Path, file: Path, begin: bool = False, seed: int = 0) -> Ne
 def make(workdir, examples=None, jaccard=0.6, limit=LIMIT, workers=1, seed=0, to=None):
     folders = DesignFolders(workdir)
     return make_document_path(
-        str(workdir), Sentences.open(workdir, False), Neighbours.open(folders.neighbours),
+        str(workdir), Sentences.open(workdir, False),
         examples or ExamplesConfig(), jaccard, limit, seed, Runner(workers),
         to or folders.groups / "document_path",
     )  # fmt: skip
@@ -345,7 +345,6 @@ def test_queries_of_a_task_have_no_document_path(prepared, tmp_path):
     table = Sentences.open(prepared, False).corpus
     with pytest.raises(ConfigError, match=r"document_path .* leave design\.queries\.files empty"):
         make_document_path(
-            str(prepared), Sentences(table, table),
-            Neighbours.open(DesignFolders(prepared).neighbours), ExamplesConfig(), 0.6, LIMIT, 0,
-            Runner(1), tmp_path / "groups",
+            str(prepared), Sentences(table, table), ExamplesConfig(), 0.6, LIMIT, 0, Runner(1),
+            tmp_path / "groups",
         )  # fmt: skip
