@@ -292,6 +292,106 @@ class TrainingConfig:
 
 
 @dataclasses.dataclass
+class StsConfig:
+    """Sentence similarity: the cosine of two sentences' vectors against people's scores."""
+
+    # Which sets; each from the data folder in SentEval's layout (sts/, sick/), or from `files`.
+    tasks: tuple[str, ...] = ("STS12", "STS13", "STS14", "STS15", "STS16", "STS-B", "SICK-R")
+    # NAME=SOURCE: pairs from a .csv, .tsv, .jsonl or .parquet with columns sentence1, sentence2,
+    # score and, where there are subsets, subset; or from tfds:NAME:SPLIT, hf:NAME:SPLIT.
+    files: tuple[str, ...] = ()
+    tokenised: bool = (
+        False  # SentEval's tokenised, lower-cased text where the original is there too
+    )
+    # own: as the files of a sentence-transformers folder say, of other models mean. mean: of the
+    # last layer's tokens. cls: the first token. first_last: mean of the first and the last layer.
+    pooling: str = "own"
+    special_tokens: bool = True  # whether begin and end tokens count in a mean
+
+    def problems(self) -> list[str]:
+        return config_problems.sts_problems(self)
+
+
+@dataclasses.dataclass
+class QuestionsConfig:
+    """Closed-book questions: exact match and F1 of what a GPT goes on with after the prompt."""
+
+    # JSON lines with question and answer (a list), or tfds:natural_questions_open:validation.
+    # "": nq_open/NQ-open.dev.jsonl of the data folder.
+    file: str = ""
+    limit: int = 0  # the first so many questions; 0: all (the paper: 20,000 of the training set)
+    preset: str = "gpt3"  # prompt and stop: gpt3, or harness (nq_open of lm-evaluation-harness)
+    template: str = ""  # instead of the preset's, with {question}; \n is a new line
+    stop: tuple[str, ...] = ()  # instead of the preset's: the answer ends before any of these
+    max_new_tokens: int = 32
+    shots: int = 0  # examples before the question
+    shots_file: str = ""  # where they come from, as `file`
+
+    def problems(self) -> list[str]:
+        return config_problems.questions_problems(self)
+
+
+@dataclasses.dataclass
+class GlueConfig:
+    """Zero-shot GLUE: which label's word makes the filled template most likely."""
+
+    tasks: tuple[str, ...] = ("MNLI", "RTE", "WNLI")
+    files: tuple[str, ...] = ()  # NAME=SOURCE instead of those of the data folder, as for STS
+    preset: str = "cloze"  # template and words: cloze (S1? Yes, S2), or harness (Question: ... True)
+    templates: str = ""  # a JSON file as evaluation/glue_templates.json, which is the default
+    limit: int = 0  # the first so many pairs of each; 0: all
+
+    def problems(self) -> list[str]:
+        return config_problems.glue_problems(self)
+
+
+@dataclasses.dataclass
+class PerplexityConfig:
+    """How well a model predicts text: per token, per character and per byte."""
+
+    documents: CorpusConfig = dataclasses.field(default_factory=CorpusConfig)
+    records: tuple[str, ...] = ()  # folders of TFRecords; each group of a record counts by itself
+    window: int = 0  # tokens that are read at once; 0: the model's positions
+    stride: int = 0  # tokens from one window to the next; 0: half a window
+    limit: int = 0  # the first so many documents or records of each source; 0: all
+
+    def problems(self) -> list[str]:
+        return config_problems.perplexity_problems(self)
+
+
+@dataclasses.dataclass
+class NeighbourGainConfig:
+    """How much a sentence's loss falls when its neighbours stand before it."""
+
+    design: str = ""  # a workdir whose design has neighbours; "": that of the run itself
+    queries: int = 1000  # sentences asked for, drawn by the seed; 0: all
+
+    def problems(self) -> list[str]:
+        return config_problems.neighbour_gain_problems(self)
+
+
+@dataclasses.dataclass
+class EvaluationConfig:
+    """What the stage `evaluate` measures."""
+
+    tasks: tuple[str, ...] = ()  # of sts, nq_open, glue, perplexity, neighbour_gain
+    data: str = ""  # a folder with sts/, sick/, nq_open/ and glue/
+    tokenizer: str = ""  # a folder; "": the model's own, or that of the run's design
+    ema: bool = False  # the moving average of the weights
+    batch_size: int = 32  # prompts answered at once
+    resamples: int = 10_000  # of a bootstrap, for 95% intervals
+    seed: int = 0  # of what is drawn
+    sts: StsConfig = dataclasses.field(default_factory=StsConfig)
+    questions: QuestionsConfig = dataclasses.field(default_factory=QuestionsConfig)
+    glue: GlueConfig = dataclasses.field(default_factory=GlueConfig)
+    perplexity: PerplexityConfig = dataclasses.field(default_factory=PerplexityConfig)
+    neighbour_gain: NeighbourGainConfig = dataclasses.field(default_factory=NeighbourGainConfig)
+
+    def problems(self) -> list[str]:
+        return config_problems.evaluation_problems(self)
+
+
+@dataclasses.dataclass
 class ExperimentConfig:
     """All of one experiment."""
 
@@ -304,6 +404,7 @@ class ExperimentConfig:
     data: DataConfig = dataclasses.field(default_factory=DataConfig)
     optimizer: OptimizerConfig = dataclasses.field(default_factory=OptimizerConfig)
     training: TrainingConfig = dataclasses.field(default_factory=TrainingConfig)
+    evaluation: EvaluationConfig = dataclasses.field(default_factory=EvaluationConfig)
 
     def problems(self) -> list[str]:
         return config_problems.experiment_problems(self)

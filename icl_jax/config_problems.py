@@ -23,6 +23,9 @@ ARMS = (
     "random_in_batch", "document_path", "shared_entity",
 )  # fmt: skip
 GAIN_STRATEGIES = ("contiguous", "neighbours", "shared_entity", "document_path")
+EVALUATIONS = ("sts", "nq_open", "glue", "perplexity", "neighbour_gain")
+POOLINGS = ("own", "mean", "cls", "first_last")
+QUESTION_PRESETS = ("gpt3", "harness")
 JAX_INDEXES = ("auto", "exact", "approximate")
 MIN_TRAINED_VOCABULARY = 257
 MAX_NEIGHBOURS = 500  # a query is given 2,048 candidates at most
@@ -144,8 +147,7 @@ def encoder_problems(config) -> list[str]:
     require_choice(found, "dtype", config.dtype, DTYPES)
     require_choice(found, "store", config.store, STORES)
     require_positive(found, config, "tfidf_dim", "batch_tokens")
-    if config.max_tokens < 0:
-        found.append(f"max_tokens must be at least 0, got {config.max_tokens}")
+    require_at_least_0(found, config, "max_tokens")
     return found
 
 
@@ -162,9 +164,7 @@ def search_problems(config) -> list[str]:
         found.append(f"duplicate_jaccard must be above 0, got {config.duplicate_jaccard}")
     if not config.memory_gigabytes > 0:
         found.append(f"memory_gigabytes must be above 0, got {config.memory_gigabytes}")
-    for name in ("probes", "recall_sample"):
-        if getattr(config, name) < 0:
-            found.append(f"{name} must be at least 0, got {getattr(config, name)}")
+    require_at_least_0(found, config, "probes", "recall_sample")
     return found
 
 
@@ -176,9 +176,7 @@ def examples_problems(config) -> list[str]:
         require_choice(found, "gain_strategies: each", strategy, GAIN_STRATEGIES)
     if len(set(config.arms)) < len(config.arms) or not config.arms:
         found.append(f"arms must be different ones, at least one, got {config.arms}")
-    for name in ("max_tokens", "min_neighbours", "card_samples"):
-        if getattr(config, name) < 0:
-            found.append(f"{name} must be at least 0, got {getattr(config, name)}")
+    require_at_least_0(found, config, "max_tokens", "min_neighbours", "card_samples")
     require_share(found, config, "path_diversity")
     require_positive(found, config, "overlap_words")
     if config.entity_documents < 2:
@@ -198,16 +196,14 @@ def design_problems(config) -> list[str]:
             f"shard_megabytes must be above 0 and at most {MAX_SHARD_MEGABYTES}, "
             f"got {config.shard_megabytes}"
         )
-    if config.workers < 0:
-        found.append(f"workers must be at least 0, got {config.workers}")
+    require_at_least_0(found, config, "workers")
     return found
 
 
 def data_problems(config) -> list[str]:
     found: list[str] = []
     require_positive(found, config, "prefetch")
-    if config.workers < 0:
-        found.append(f"workers must be at least 0, got {config.workers}")
+    require_at_least_0(found, config, "workers")
     firsts = [first for first, _ in config.phases]
     if firsts and (firsts[0] != 0 or any(a >= b for a, b in itertools.pairwise(firsts))):
         found.append(f"the first steps of phases must rise from 0, got {firsts}")
@@ -255,6 +251,55 @@ def training_problems(config) -> list[str]:
     return found
 
 
+def evaluation_problems(config) -> list[str]:
+    found: list[str] = []
+    for task in config.tasks:
+        require_choice(found, "tasks: each", task, EVALUATIONS)
+    require_positive(found, config, "batch_size", "resamples")
+    if not 0 <= config.seed <= MAX_SEED:
+        found.append(f"seed must be from 0 to {MAX_SEED} (2**32 - 1), got {config.seed}")
+    return found
+
+
+def sts_problems(config) -> list[str]:
+    found: list[str] = []
+    require_choice(found, "pooling", config.pooling, POOLINGS)
+    return found
+
+
+def questions_problems(config) -> list[str]:
+    found: list[str] = []
+    require_choice(found, "preset", config.preset, QUESTION_PRESETS)
+    require_positive(found, config, "max_new_tokens")
+    require_at_least_0(found, config, "limit", "shots")
+    return found
+
+
+def glue_problems(config) -> list[str]:
+    found: list[str] = []
+    require_at_least_0(found, config, "limit")
+    if len(set(config.tasks)) < len(config.tasks) or not config.tasks:
+        found.append(f"tasks must be different ones, at least one, got {config.tasks}")
+    return found
+
+
+def perplexity_problems(config) -> list[str]:
+    found: list[str] = []
+    require_at_least_0(found, config, "window", "stride", "limit")
+    if 0 < config.window <= config.stride:
+        found.append(
+            f"stride must be below window, so that each token is predicted after others, got "
+            f"{config.stride} and {config.window}"
+        )
+    return found
+
+
+def neighbour_gain_problems(config) -> list[str]:
+    found: list[str] = []
+    require_at_least_0(found, config, "queries")
+    return found
+
+
 def experiment_problems(config) -> list[str]:
     found = []
     require_positive(found, config, "batch_size", "sequence_length")
@@ -280,6 +325,12 @@ def require_positive(found: list[str], config: object, *names: str) -> None:
         value = getattr(config, name)
         if value is not None and value < 1:
             found.append(f"{name} must be at least 1, got {value}")
+
+
+def require_at_least_0(found: list[str], config: object, *names: str) -> None:
+    for name in names:
+        if getattr(config, name) < 0:
+            found.append(f"{name} must be at least 0, got {getattr(config, name)}")
 
 
 def require_choice(found: list[str], name: str, value: str, choices: tuple[str, ...]) -> None:

@@ -56,9 +56,14 @@ def find_files(config: CorpusConfig, field: str = "design.corpus") -> dict[str, 
 def describe_files(config: CorpusConfig, field: str = "design.corpus") -> dict[str, dict]:
     """File -> size and checksum: whether a corpus is still the same."""
     return {
-        file: tfds_source.describe(file) if kind == "tfds" else _describe(file, file_version(file))
+        file: tfds_source.describe(file) if kind == "tfds" else describe_file(file)
         for file, kind in find_files(config, field).items()
     }
+
+
+def describe_file(file: str) -> dict:
+    """Size and checksum of one file."""
+    return _describe(file, file_version(file))
 
 
 def file_version(file: str) -> tuple[int, int]:

@@ -23,10 +23,11 @@ from icl_jax.config import ExamplesConfig, MeshConfig, StageError
 from icl_jax.config_tree import from_dict, to_dict
 from icl_jax.corpus.tokenizers import Tokenizer, open_tokenizer
 from icl_jax.example_design.gain_inputs import model_checksum
-from icl_jax.example_design.gain_model import GainModel, Passage, check_gain_model
+from icl_jax.example_design.gain_model import check_gain_model, open_gain_model
 from icl_jax.example_design.groups import Groups, GroupShard, keep_file, read_groups
 from icl_jax.example_design.layout import Marks, in_context
 from icl_jax.example_design.sentences import Sentences, open_sentences
+from icl_jax.models.passage_losses import Passage, PassageLosses
 from icl_jax.parallel import Runner, progress_bar, run_shards
 from icl_jax.retrieval.design_folders import DesignFolders
 from icl_jax.sharding import make_mesh
@@ -75,7 +76,7 @@ def filter_groups(
                 tasks = [(*task, whole_documents, i) for i in missing]
                 run_shards(measure_in_worker, tasks, bar, todo, runner)
             elif missing:
-                model = GainModel(examples.gain_model, limit, mesh)
+                model = open_gain_model(examples.gain_model, limit, mesh)
                 for i in missing:
                     shard, options = groups.shards[i], (whole_documents, bar.update)
                     _save(
@@ -95,7 +96,7 @@ def measure(
     shard: GroupShard,
     sentences: Sentences,
     tokenizer: Tokenizer,
-    model: GainModel,
+    model: PassageLosses,
     whole_documents: bool = False,
     progress: Callable[[int], None] = lambda count: None,
 ) -> np.ndarray:
@@ -103,17 +104,18 @@ def measure(
     begins, pieces = _pieces(shard, sentences, whole_documents)
     reader = _Reader(shard, sentences, begins, tokenizer, model.masked)
     rows = np.flatnonzero(pieces > 1).tolist()
-    together, counts = model.losses(map(reader.together, rows), len(shard), progress)
+    together = model.losses(map(reader.together, rows), len(shard), progress)
     apart = itertools.chain.from_iterable(map(reader.apart, rows))
-    apart, _ = model.losses(apart, len(shard), progress)
-    wrong = np.flatnonzero(~np.isfinite(apart - together))
+    apart = model.losses(apart, len(shard), progress)
+    lost = apart.sums - together.sums
+    wrong = np.flatnonzero(~np.isfinite(lost))
     if len(wrong):
         raise StageError(
             f"design.examples.gain_model gives no finite loss to {len(wrong)} of {len(shard)} "
             "groups; look at its weights"
         )
     with np.errstate(invalid="ignore"):  # 0 / 0
-        return ((apart - together) / counts).astype(np.float32)
+        return (lost / together.counts).astype(np.float32)
 
 
 def measure_in_worker(
@@ -226,7 +228,7 @@ def _describe(folder: str, limit: int, mesh: Mesh | None, checksum: str) -> str:
 
 
 @functools.lru_cache(maxsize=1)
-def _open_model(described: str) -> GainModel:
+def _open_model(described: str) -> PassageLosses:
     told = json.loads(described)
     if model_checksum(told["folder"]) != told["checksum"]:
         raise StageError(
@@ -234,7 +236,7 @@ def _open_model(described: str) -> GainModel:
             "it; expected the same files under that path on every machine"
         )
     mesh = told["mesh"] and make_mesh(from_dict(told["mesh"]))
-    return GainModel(told["folder"], told["limit"], mesh)
+    return open_gain_model(told["folder"], told["limit"], mesh)
 
 
 def _keep(folder: Path, results: dict, min_gain: float) -> dict:

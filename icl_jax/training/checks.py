@@ -193,7 +193,7 @@ def _workdir_problems(config: ExperimentConfig, workdir: epath.Path, data: Data)
     wrong = [
         line
         for line in differences(held["config"], to_dict(config))
-        if not line.startswith((*(f"{name}:" for name in free), "mesh.", "design"))
+        if not line.startswith((*(f"{name}:" for name in free), "mesh.", "design", "evaluation"))
     ]
     if held["data"] != data.fingerprint():
         wrong.append("data: the record files changed")

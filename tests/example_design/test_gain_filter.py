@@ -280,7 +280,7 @@ def test_another_min_gain_measures_nothing_again(tables, tmp_path, monkeypatch):
     arguments = (LIMIT, mesh(), sentences, tokenizers["GPT"])
     assert filter_groups(folder, examples, *arguments)["kept"] == 18
     gains = np.concatenate([np.load(gain_file(folder, i)) for i in range(2)])
-    monkeypatch.setattr(gain_filter, "GainModel", None)  # not opened again
+    monkeypatch.setattr(gain_filter, "open_gain_model", None)  # not opened again
     middle = float(np.nanmedian(gains))
     results = filter_groups(folder, dataclasses.replace(examples, min_gain=middle), *arguments)
     keep = np.concatenate([read_keep(folder, i, 9) for i in range(2)])

@@ -1,0 +1,1 @@
+"""What a model has learned: sentence similarity, questions, zero-shot GLUE, perplexity."""

@@ -1,0 +1,155 @@
+"""The model that is evaluated: a run of ours, a Hugging Face folder or a sentence-transformers one.
+
+What it is and which tokenizer it has is known before any of its weights are read.
+"""
+
+import dataclasses
+import functools
+import hashlib
+from pathlib import Path
+
+from etils import epath
+from jax.sharding import Mesh
+
+from icl_jax.config import ConfigError, ExperimentConfig, GPTConfig, ModelConfig, RobertaConfig
+from icl_jax.corpus import tokenizers
+from icl_jax.corpus.tokenizers import Tokenizer
+from icl_jax.example_design.arms import is_arm
+from icl_jax.models import GPT, Roberta, huggingface
+from icl_jax.models.huggingface import read_json
+from icl_jax.training import checkpoint
+from icl_jax.training.checks import is_huggingface
+
+KINDS = ("run", "model folder", "sentence-transformers")
+
+
+@dataclasses.dataclass(frozen=True)
+class Subject:
+    """One model with its tokenizer."""
+
+    path: str  # as the user gave it
+    kind: str  # one of KINDS
+    network: Path  # the folder of the weights
+    config: GPTConfig | RobertaConfig
+    tokenizer: Tokenizer
+    identity: dict  # JSON: what tells it from other models
+    ema: bool = False
+
+    @property
+    def masked(self) -> bool:
+        """Whether it predicts masked tokens and not the next one."""
+        return isinstance(self.config, RobertaConfig)
+
+    def load(self, mesh: Mesh) -> GPT | Roberta:
+        """The model itself, on the shards of `mesh`; read once."""
+        return _load(self, mesh)
+
+    def __hash__(self) -> int:
+        return hash((self.path, self.ema, str(self.identity)))
+
+
+def open_subject(path: str, tokenizer: str = "", ema: bool = False) -> Subject:
+    """The model at `path`: a workdir, WORKDIR/checkpoints/STEP or a folder.
+
+    `tokenizer` is a folder; without one it is the model's own, or that of the run's design.
+    """
+    if not epath.Path(path).exists():
+        raise ConfigError(
+            f"there is no model at {path}; expected a run's workdir, WORKDIR/checkpoints/STEP, or "
+            "a Hugging Face or sentence-transformers folder"
+        )
+    if (epath.Path(path) / "modules.json").exists():
+        kind = "sentence-transformers"
+        network = Path(path) / read_json(Path(path) / "modules.json", list)[0].get("path", "")
+    elif is_huggingface(path):
+        kind, network = "model folder", Path(path)
+    else:
+        return _open_run(path, tokenizer, ema)
+    if ema:
+        raise ConfigError(f"{path} is a {kind}, which has no moving average of its weights")
+    config = huggingface.read_config(network)
+    found = open_tokenizer(tokenizer or str(network))
+    identity = {"kind": kind, "checksum": _checksum(sorted(network.glob("*.safetensors")))}
+    return _checked(Subject(path, kind, network, config, found, identity))
+
+
+def _open_run(path: str, tokenizer: str, ema: bool) -> Subject:
+    folder, step = checkpoint.find(path)
+    config = checkpoint.read_config(path)
+    if ema and not config.training.ema_decay:
+        raise ConfigError(f"{path} keeps no moving average of its weights (training.ema_decay)")
+    if not isinstance(config.model, GPTConfig | RobertaConfig):
+        raise ConfigError(
+            f"{path} holds a {_name(config.model)}; GPT and RoBERTa models can be evaluated"
+        )
+    found = open_tokenizer(tokenizer or _tokenizer_of_run(path, folder.parent, config))
+    network = Path(folder) / str(step) / ("ema" if ema else "params")
+    files = sorted(file for file in network.rglob("*") if file.is_file())
+    identity = {"kind": "run", "step": step, "ema": ema, "checksum": _checksum(files)}
+    return _checked(Subject(path, "run", network, config.model, found, identity, ema))
+
+
+def planned_subject(config: ExperimentConfig, workdir: epath.Path) -> Subject:
+    """What a run will be evaluated as, before it is trained; it cannot be loaded."""
+    folder = config.evaluation.tokenizer or _tokenizer_of_run(str(workdir), workdir, config)
+    return _checked(
+        Subject(str(workdir), "run", Path(workdir), config.model, open_tokenizer(folder), {})
+    )
+
+
+def open_tokenizer(folder: str) -> Tokenizer:
+    """The tokenizer that a design stage made, or a published one."""
+    if (Path(folder) / "special_ids.json").exists():
+        return Tokenizer.open(Path(folder))
+    try:
+        return tokenizers.load(folder)
+    except ConfigError as error:
+        raise ConfigError(str(error).replace("design.tokenizer.folder", "tokenizer")) from None
+
+
+def _tokenizer_of_run(path: str, workdir: epath.Path, config: ExperimentConfig) -> str:
+    """That of the design whose records the run read."""
+    candidates = [workdir / "design"]
+    for source in config.data.sources:
+        if not is_arm(source) and epath.Path(source).parent.name == "arms":
+            candidates.append(epath.Path(source).parent.parent)
+    for design in candidates:
+        if (design / "tokenizer" / "special_ids.json").exists():
+            return str(design / "tokenizer")
+    raise ConfigError(
+        f"the tokenizer of {path} is not known: expected {candidates[0] / 'tokenizer'}, which a "
+        "design stage makes; name the folder of the tokenizer (--tokenizer=FOLDER of "
+        "icl_jax.evaluation.run, evaluation.tokenizer of a config)"
+    )
+
+
+def _checked(subject: Subject) -> Subject:
+    """Stops where the tokenizer has tokens that the model does not know, the separator apart."""
+    vocabulary = set(subject.tokenizer.library.get_vocab(with_added_tokens=True).values())
+    highest = max(vocabulary - {subject.tokenizer.separator_id})
+    if highest >= subject.config.vocab_size:
+        raise ConfigError(
+            f"the tokenizer of {subject.path} has tokens up to {highest}, but the model knows only "
+            f"{subject.config.vocab_size}; name the folder of its own tokenizer (--tokenizer, or "
+            "evaluation.tokenizer of a config)"
+        )
+    return subject
+
+
+def _name(config: ModelConfig) -> str:
+    return type(config).__name__.removesuffix("Config")
+
+
+@functools.lru_cache(maxsize=1)
+def _load(subject: Subject, mesh: Mesh) -> GPT | Roberta:
+    if subject.kind == "run":
+        return checkpoint.load_model(subject.path, mesh, ema=subject.ema)
+    return huggingface.load(subject.network, mesh)
+
+
+def _checksum(files: list[Path]) -> str:
+    digest = hashlib.sha256()
+    for file in files:
+        with file.open("rb") as opened:
+            digest.update(hashlib.file_digest(opened, "sha256").digest())
+    return digest.hexdigest()[:32]

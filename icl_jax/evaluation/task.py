@@ -1,0 +1,91 @@
+"""What all tasks have in common: items become rows, part by part, and rows become results.
+
+A row is the JSON object of one item, with all that a result is computed from. Parts are files, each
+written whole, so that a killed evaluation goes on after the last one; at the end they are one file.
+"""
+
+from collections.abc import Callable, Sequence
+import json
+from pathlib import Path
+from typing import Protocol
+
+from jax.sharding import Mesh
+
+from icl_jax.parallel import progress_bar
+from icl_jax.step_folder import StepFolder, beside, read_inputs, read_results
+
+ROWS, TABLE = "outputs.jsonl", "table.md"
+
+
+class Task(Protocol):
+    """Made from (Subject, EvaluationConfig): reads and checks the data, but no weights."""
+
+    unit: str  # of its items, for the progress bar
+    part_size: int  # items of a part
+    items: Sequence
+    inputs: dict  # JSON: data and settings that the results depend on, the model apart
+
+    def run(
+        self, items: Sequence, first: int, mesh: Mesh, progress: Callable[[int], None]
+    ) -> list[dict]:
+        """The rows of some items, the first of which is number `first`."""
+
+    def results(self, rows: list[dict]) -> dict:
+        """JSON, from the rows alone."""
+
+    def table(self, results: dict) -> str:
+        """The results for people."""
+
+
+def run_task(task: Task, name: str, identity: dict, folder: Path, mesh: Mesh) -> str:
+    """The table of a task; all that it makes is in `folder`, and is not made twice.
+
+    `identity` is that of the model.
+    """
+    step = StepFolder(folder, {"model": identity, **task.inputs})
+    if step.results is None:
+        results = task.results(_make_rows(task, name, folder, mesh))
+        _write(folder / TABLE, f"## {name}\n\n{task.table(results).strip()}\n")
+        step.complete(results)
+    return (folder / TABLE).read_text()
+
+
+def read_finished(folder: Path, identity: dict) -> tuple[dict, str] | None:
+    """Results and table of a task that is complete for this model."""
+    results = read_results(folder)
+    if results is None or read_inputs(folder)["model"] != identity:
+        return None
+    return results, (folder / TABLE).read_text()
+
+
+def read_rows(folder: Path) -> list[dict]:
+    """The rows of a complete task."""
+    lines = (folder / ROWS).read_text().split("\n")  # not splitlines: text may hold others
+    return [json.loads(line) for line in lines if line]
+
+
+def _make_rows(task: Task, name: str, folder: Path, mesh: Mesh) -> list[dict]:
+    if (folder / ROWS).exists():
+        return read_rows(folder)
+    starts = range(0, len(task.items), task.part_size)
+    parts = [folder / f"part-{n:05d}.jsonl" for n in range(len(starts))]
+    done = sum(
+        len(task.items[start : start + task.part_size])
+        for start, part in zip(starts, parts, strict=True)
+        if part.exists()
+    )
+    with progress_bar(total=len(task.items), initial=done, unit=f" {task.unit}", desc=name) as bar:
+        for start, part in zip(starts, parts, strict=True):
+            if not part.exists():
+                items = task.items[start : start + task.part_size]
+                rows = task.run(items, start, mesh, bar.update)
+                _write(part, "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows))
+    _write(folder / ROWS, "".join(part.read_text() for part in parts))
+    for part in parts:
+        part.unlink()
+    return read_rows(folder)
+
+
+def _write(file: Path, text: str) -> None:
+    with beside(file) as partial:
+        partial.write_text(text)

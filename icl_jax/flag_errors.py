@@ -1,0 +1,71 @@
+"""What is wrong with a flag that overrides a field of a config, told in one line."""
+
+from collections.abc import Sequence
+import dataclasses
+import difflib
+import functools
+import sys
+import typing
+
+from absl import flags
+
+
+def parse_flags(argv: Sequence[str], name: str, config: object) -> list[str]:
+    """Flags of the command line, of which --NAME.FIELD=value belong to `config`."""
+    try:
+        return flags.FLAGS(argv)
+    except (flags.Error, KeyError, TypeError, ValueError) as error:
+        stop(explain_overrides(argv, name, config) or str(error))
+
+
+def explain_overrides(argv: Sequence[str], name: str, config: object) -> str | None:
+    """What is wrong with the first wrong --NAME.FIELD=value; None: nothing."""
+    overrides = [arg for arg in argv if arg.startswith(f"--{name}.")]
+    explain = (_explain_field, _explain_value)  # all names first, then the values
+    return next(filter(None, (step(a, name, config) for step in explain for a in overrides)), None)
+
+
+def stop(message: str) -> typing.NoReturn:
+    """Ends the program as a wrong command line does."""
+    print(f"error: {message}", file=sys.stderr)
+    sys.exit(2)
+
+
+def _explain_field(arg: str, name: str, config: object) -> str | None:
+    path = arg.removeprefix(f"--{name}.").partition("=")[0]
+    holder, done = config, [name]
+    for part in path.split("."):
+        fields = dataclasses.fields(holder) if dataclasses.is_dataclass(holder) else []
+        names = [field.name for field in fields]
+        if part not in names:
+            close = difflib.get_close_matches(part, names, 1)
+            hint = f"did you mean '{close[0]}'?" if close else f"there are: {', '.join(names)}"
+            return f"--{name}.{path}: {'.'.join(done)} has no field '{part}'; {hint}"
+        holder = getattr(holder, part)
+        done.append(part)
+    if dataclasses.is_dataclass(holder):
+        return f"--{name}.{path} has fields of its own: set --{name}.{path}.FIELD=value"
+    return None
+
+
+def _explain_value(arg: str, name: str, config: object) -> str | None:
+    path, equals, value = arg.removeprefix(f"--{name}.").partition("=")
+    *parents, field = path.split(".")
+    holder = functools.reduce(getattr, parents, config)
+    expected = typing.get_type_hints(type(holder))[field]
+    options = [o for o in typing.get_args(expected) or (expected,) if o is not type(None)]
+    if not equals or any(_parses_as(value, option) for option in options):
+        return None
+    names = " or ".join(option.__name__ for option in options)
+    hint = "; None can be set in the config file only" if value == "None" else ""
+    return f"--{name}.{path} must be {names}, got '{value}'{hint}"
+
+
+def _parses_as(value: str, expected: type) -> bool:
+    if expected is bool:
+        return value.lower() in ("true", "false", "1", "0", "t", "f")
+    try:
+        expected(value)
+    except ValueError:
+        return False
+    return True
