@@ -298,11 +298,10 @@ class StsConfig:
     # Which sets; each from the data folder in SentEval's layout (sts/, sick/), or from `files`.
     tasks: tuple[str, ...] = ("STS12", "STS13", "STS14", "STS15", "STS16", "STS-B", "SICK-R")
     # NAME=SOURCE: pairs from a .csv, .tsv, .jsonl or .parquet with columns sentence1, sentence2,
-    # score and, where there are subsets, subset; or from tfds:NAME:SPLIT, hf:NAME:SPLIT.
+    # score (0 to 5) and, where there are subsets, subset; or from tfds:NAME:SPLIT, hf:NAME:SPLIT.
+    # A name that is not among the tasks is a set of its own.
     files: tuple[str, ...] = ()
-    tokenised: bool = (
-        False  # SentEval's tokenised, lower-cased text where the original is there too
-    )
+    tokenised: bool = False  # SentEval's tokenised, lower-cased text instead of the original
     # own: as the files of a sentence-transformers folder say, of other models mean. mean: of the
     # last layer's tokens. cls: the first token. first_last: mean of the first and the last layer.
     pooling: str = "own"
@@ -316,15 +315,15 @@ class StsConfig:
 class QuestionsConfig:
     """Closed-book questions: exact match and F1 of what a GPT goes on with after the prompt."""
 
-    # JSON lines with question and answer (a list), or tfds:natural_questions_open:validation.
-    # "": nq_open/NQ-open.dev.jsonl of the data folder.
+    # A .jsonl, .parquet, tfds:natural_questions_open:validation or hf:NAME:SPLIT with columns
+    # question and answer, a list of right ones. "": nq_open/NQ-open.dev.jsonl of the data folder.
     file: str = ""
     limit: int = 0  # the first so many questions; 0: all (the paper: 20,000 of the training set)
     preset: str = "gpt3"  # prompt and stop: gpt3, or harness (nq_open of lm-evaluation-harness)
     template: str = ""  # instead of the preset's, with {question}; \n is a new line
     stop: tuple[str, ...] = ()  # instead of the preset's: the answer ends before any of these
     max_new_tokens: int = 32
-    shots: int = 0  # examples before the question
+    shots: int = 0  # questions with their first answer before each question, drawn by the seed
     shots_file: str = ""  # where they come from, as `file`
 
     def problems(self) -> list[str]:
@@ -337,7 +336,7 @@ class GlueConfig:
 
     tasks: tuple[str, ...] = ("MNLI", "RTE", "WNLI")
     files: tuple[str, ...] = ()  # NAME=SOURCE instead of those of the data folder, as for STS
-    preset: str = "cloze"  # template and words: cloze (S1? Yes, S2), or harness (Question: ... True)
+    preset: str = "cloze"  # template and words: cloze (S1? Yes, S2), harness (Question: ... True)
     templates: str = ""  # a JSON file as evaluation/glue_templates.json, which is the default
     limit: int = 0  # the first so many pairs of each; 0: all
 
@@ -350,7 +349,8 @@ class PerplexityConfig:
     """How well a model predicts text: per token, per character and per byte."""
 
     documents: CorpusConfig = dataclasses.field(default_factory=CorpusConfig)
-    records: tuple[str, ...] = ()  # folders of TFRecords; each group of a record counts by itself
+    # Folders of TFRecords, or design:ARM of the run's own; each group of a record is a text.
+    records: tuple[str, ...] = ()
     window: int = 0  # tokens that are read at once; 0: the model's positions
     stride: int = 0  # tokens from one window to the next; 0: half a window
     limit: int = 0  # the first so many documents or records of each source; 0: all

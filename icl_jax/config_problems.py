@@ -24,6 +24,7 @@ ARMS = (
 )  # fmt: skip
 GAIN_STRATEGIES = ("contiguous", "neighbours", "shared_entity", "document_path")
 EVALUATIONS = ("sts", "nq_open", "glue", "perplexity", "neighbour_gain")
+STS_SETS = ("STS12", "STS13", "STS14", "STS15", "STS16", "STS-B", "SICK-R")
 POOLINGS = ("own", "mean", "cls", "first_last")
 QUESTION_PRESETS = ("gpt3", "harness")
 JAX_INDEXES = ("auto", "exact", "approximate")
@@ -264,6 +265,15 @@ def evaluation_problems(config) -> list[str]:
 def sts_problems(config) -> list[str]:
     found: list[str] = []
     require_choice(found, "pooling", config.pooling, POOLINGS)
+    named = [entry.partition("=")[0] for entry in config.files]
+    unknown = [task for task in config.tasks if task not in (*STS_SETS, *named)]
+    if unknown:
+        found.append(
+            f"tasks: expected some of {', '.join(STS_SETS)}, or sets that `files` names, got "
+            f"'{unknown[0]}'"
+        )
+    if len(set(config.tasks)) < len(config.tasks) or not (config.tasks or named):
+        found.append(f"tasks must be different ones, at least one, got {config.tasks}")
     return found
 
 
@@ -272,6 +282,12 @@ def questions_problems(config) -> list[str]:
     require_choice(found, "preset", config.preset, QUESTION_PRESETS)
     require_positive(found, config, "max_new_tokens")
     require_at_least_0(found, config, "limit", "shots")
+    if config.template and "{question}" not in config.template:
+        found.append(f"template must hold {{question}}, got {config.template!r}")
+    if "" in config.stop:
+        found.append(f"stop must hold no empty text, got {config.stop}")
+    if config.shots > 0 and not config.shots_file:
+        found.append(f"shots={config.shots} needs shots_file, where the examples come from")
     return found
 
 

@@ -69,7 +69,8 @@ def open_subject(path: str, tokenizer: str = "", ema: bool = False) -> Subject:
         raise ConfigError(f"{path} is a {kind}, which has no moving average of its weights")
     config = huggingface.read_config(network)
     found = open_tokenizer(tokenizer or str(network))
-    identity = {"kind": kind, "checksum": _checksum(sorted(network.glob("*.safetensors")))}
+    checksum = _checksum(sorted(network.glob("*.safetensors")))
+    identity = {"kind": kind, "checksum": checksum, "tokenizer": found.fingerprint}
     return _checked(Subject(path, kind, network, config, found, identity))
 
 
@@ -86,6 +87,7 @@ def _open_run(path: str, tokenizer: str, ema: bool) -> Subject:
     network = Path(folder) / str(step) / ("ema" if ema else "params")
     files = sorted(file for file in network.rglob("*") if file.is_file())
     identity = {"kind": "run", "step": step, "ema": ema, "checksum": _checksum(files)}
+    identity["tokenizer"] = found.fingerprint
     return _checked(Subject(path, "run", network, config.model, found, identity, ema))
 
 

@@ -1,0 +1,152 @@
+"""Closed-book questions: the likeliest continuation of a prompt, scored against the gold answers.
+
+`exact_match` and `f1` are SQuAD's (answer_scores.py), whatever the preset. The preset `harness`
+adds `harness_exact_match`, by the rules of lm-evaluation-harness's nq_open: the number to compare
+with what that prints without examples, which it draws in another way.
+"""
+
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+from jax.sharding import Mesh
+import numpy as np
+
+from icl_jax.config import ConfigError, EvaluationConfig
+from icl_jax.evaluation import answer_scores
+from icl_jax.evaluation.bootstrap import mean_interval
+from icl_jax.evaluation.generate import Generator, check_can_generate
+from icl_jax.evaluation.question_prompts import Prompts, Question, read_questions
+from icl_jax.evaluation.subject import Subject
+from icl_jax.evaluation.tables import describe_source
+from icl_jax.models import MODELS
+from icl_jax.models.inputs import position_limit
+
+FILE = "nq_open/NQ-open.dev.jsonl"  # of the data folder
+
+
+class NaturalQuestions:
+    """The task `nq_open`."""
+
+    unit = "questions"
+
+    def __init__(self, subject: Subject, config: EvaluationConfig):
+        check_can_generate(MODELS[type(subject.config)])
+        self._subject, self._config, wanted = subject, config, config.questions
+        limit = position_limit(subject.config)
+        if limit is not None and wanted.max_new_tokens >= limit:
+            raise ConfigError(
+                f"evaluation.questions.max_new_tokens must be below the {limit} positions of "
+                f"{subject.path}, got {wanted.max_new_tokens}"
+            )
+        source = _source(config)
+        questions = read_questions(source, "evaluation.questions.file")
+        self.items = questions[: wanted.limit] if wanted.limit else questions
+        self.part_size = 8 * config.batch_size
+        self.prompts = Prompts(wanted, config.seed, self.items)
+        self._harness = wanted.preset == "harness"
+        self._generator: Generator | None = None
+        self.inputs = {
+            "questions": describe_source(source),
+            "limit": wanted.limit,
+            "prompt": self.prompts.form._asdict(),
+            "harness_exact_match": self._harness,
+            "max_new_tokens": wanted.max_new_tokens,
+            "shots": wanted.shots,
+            "shots_from": describe_source(wanted.shots_file) if wanted.shots else None,
+            "seed": config.seed,
+            "resamples": config.resamples,
+        }
+
+    def run(
+        self, items: Sequence[Question], first: int, mesh: Mesh, progress: Callable[[int], None]
+    ) -> list[dict]:
+        """One row for each question: prompt, raw output, answer and its scores."""
+        tokenizer, stop = self._subject.tokenizer, self.prompts.form.stop
+        prompts = [self.prompts.fill(question, first + n) for n, question in enumerate(items)]
+        generated = self._open(mesh).generate(
+            [tokenizer.encode(prompt) for prompt in prompts],
+            self._config.questions.max_new_tokens,
+            stop_when=lambda tokens: any(end in tokenizer.decode(tokens) for end in stop),
+            first=first,
+            progress=progress,
+        )
+        rows = []
+        for n, (question, prompt, new) in enumerate(zip(items, prompts, generated, strict=True)):
+            row = {"number": first + n, "question": question.text, "answers": question.answers}
+            row |= {"prompt": prompt, "output": tokenizer.decode(new.tokens)}
+            rows.append(row | self.score(row["output"], question.answers) | {"cut": new.cut})
+        return rows
+
+    def score(self, output: str, golds: Sequence[str]) -> dict:
+        """The answer in a raw output, and its scores."""
+        answer = self.prompts.cut(output)
+        scores = {
+            "answer": answer,
+            "exact_match": answer_scores.exact_match(answer, golds),
+            "f1": answer_scores.f1(answer, golds),
+        }
+        if self._harness:
+            scores["harness_exact_match"] = answer_scores.harness_exact_match(answer, golds)
+        return scores
+
+    def results(self, rows: list[dict]) -> dict:
+        """Shares of 1, with 95% intervals by bootstrap over the questions."""
+        metrics = ["exact_match", "f1", *["harness_exact_match"] * self._harness]
+        scores = {name: [row[name] for row in rows] for name in metrics}
+        resamples, seed = self._config.resamples, self._config.seed
+        form = self.prompts.form
+        return {
+            **{name: float(np.mean(scores[name])) for name in metrics},
+            "correct": sum(scores["exact_match"]),
+            "total": len(rows),
+            "interval95": {name: mean_interval(scores[name], resamples, seed) for name in metrics},
+            "empty_answers": sum(not row["answer"] for row in rows),
+            "prompts_cut": sum(row["cut"] > 0 for row in rows),
+            "preset": self._config.questions.preset,
+            "template": form.introduction + form.template,
+            "stop": list(form.stop),
+            "shots": self._config.questions.shots,
+        }
+
+    def table(self, results: dict) -> str:
+        """The results for people."""
+        lines = ["| metric (share of 1) | value | 95% interval |", "|---|---|---|"]
+        for name, (low, high) in results["interval95"].items():
+            words = name.replace("_", " ").replace("f1", "F1")
+            lines.append(f"| {words} | {results[name]:.4f} | {low:.4f} to {high:.4f} |")
+        lines += [
+            "",
+            f"{results['correct']:,} of {results['total']:,} answers match exactly, "
+            f"{results['empty_answers']:,} are empty; intervals by bootstrap over the questions.",
+            f"Prompt: {results['template']!r} ({results['preset']}), {results['shots']} examples; "
+            f"an answer ends before {' or '.join(map(repr, results['stop']))}.",
+        ]
+        if not results["correct"]:  # a bootstrap of zeros is blind
+            lines.append(
+                f"None of {results['total']:,}: a share above {3 / results['total']:.1g} would "
+                "have shown with 95% (rule of three)."
+            )
+        if results["prompts_cut"]:
+            lines.append(
+                f"{results['prompts_cut']:,} prompts were too long for the model's positions and "
+                "were cut on the left."
+            )
+        return "\n".join(lines)
+
+    def _open(self, mesh: Mesh) -> Generator:
+        if self._generator is None:
+            # A token that no text contains, as the separator of sentences, ends an answer.
+            ends = [id for id in self._subject.tokenizer.special_ids.values() if id is not None]
+            self._generator = Generator(
+                self._subject.load(mesh), mesh, end_ids=ends, batch_size=self._config.batch_size
+            )
+        return self._generator
+
+
+def _source(config: EvaluationConfig) -> str:
+    if not config.questions.file and not config.data:
+        raise ConfigError(
+            f"no questions: expected --data, a folder that holds {FILE}, or "
+            "evaluation.questions.file"
+        )
+    return config.questions.file or str(Path(config.data) / FILE)

@@ -1,0 +1,305 @@
+import csv
+import json
+
+import numpy as np
+import pytest
+from scipy import stats
+
+from icl_jax.config import ConfigError, StageError
+from icl_jax.evaluation import bootstrap, compare_metrics
+import icl_jax.evaluation.compare as compare_module
+from icl_jax.evaluation.compare import compare, main, parse_runs
+from icl_jax.evaluation.compare_figure import draw_figure
+from icl_jax.evaluation.compare_table import make_markdown, task_table
+from icl_jax.evaluation.sts_files import SUBSETS
+from icl_jax.step_folder import write_json
+
+RESAMPLES = 300
+QUESTIONS = 60
+
+
+@pytest.fixture(autouse=True)
+def without_figure(monkeypatch):
+    """Drawing takes longer than all else here; one test does it."""
+    monkeypatch.setattr(compare_module, "draw_figure", lambda result, file, kind: file.touch())
+
+
+def write_task(folder, rows, results=None, **inputs):
+    folder.mkdir(parents=True)
+    write_json(folder / "inputs.json", {"model": {"checksum": str(folder)}, "data": 1, **inputs})
+    (folder / "outputs.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    write_json(folder / "results.json", results or {})
+    return folder.parent
+
+
+def question_rows(right, f1=None):
+    f1 = right if f1 is None else f1
+    return [
+        {"number": n, "question": f"who is {n}", "answers": ["x"], "prompt": f"Q: {n}",
+         "output": str(m), "exact_match": int(m), "f1": float(f)}
+        for n, (m, f) in enumerate(zip(right, f1, strict=True))
+    ]  # fmt: skip
+
+
+def questions(folder, share, seed=0, **inputs):
+    """An evaluation in which a question is answered with this probability."""
+    random = np.random.default_rng(seed)
+    right = random.random(QUESTIONS) < share
+    f1 = np.maximum(right, 0.5 * (random.random(QUESTIONS) < 0.3))
+    return write_task(folder / "nq_open", question_rows(right, f1), **inputs)
+
+
+def column(folder, task, name):
+    lines = (folder / task / "outputs.jsonl").read_text().splitlines()
+    return np.array([json.loads(line)[name] for line in lines], float)
+
+
+def test_numbers_are_computed_from_the_rows(tmp_path):
+    a, b = questions(tmp_path / "a", 0.2, seed=1), questions(tmp_path / "b", 0.5, seed=2)
+    result = compare({"regular": [a], "knn": [b]}, "regular", tmp_path / "out", RESAMPLES)
+    right = {
+        name: column(folder, "nq_open", "exact_match") for name, folder in (("a", a), ("b", b))
+    }
+    cell = result["arms"]["knn"]["nq_open"]["exact_match"]
+    assert cell["value"] == pytest.approx(right["b"].mean())
+    assert cell["right"] == pytest.approx(right["b"].sum()) and cell["items"] == QUESTIONS
+    assert cell["difference"] == pytest.approx(right["b"].mean() - right["a"].mean())
+    ahead, behind = np.sum(right["b"] > right["a"]), np.sum(right["b"] < right["a"])
+    assert cell["p"] == stats.binomtest(ahead, ahead + behind).pvalue
+    assert cell["test"] == "sign test"
+    f1 = result["arms"]["knn"]["nq_open"]["f1"]
+    difference = column(b, "nq_open", "f1") - column(a, "nq_open", "f1")
+    drawn = bootstrap.draw(bootstrap.mean_of(difference), QUESTIONS, RESAMPLES, [0, 1])
+    assert (
+        f1["p"] == bootstrap.p_value(drawn, np.count_nonzero(difference))
+        and f1["test"] == "paired bootstrap"
+    )
+    assert f1["difference_interval95"] == pytest.approx(bootstrap.interval(drawn))
+    reference = result["arms"]["regular"]["nq_open"]["f1"]
+    assert reference["p"] is None and reference["difference"] is None
+    low, high = reference["interval95"]
+    assert low < reference["value"] < high
+
+
+def test_a_difference_is_called_real_only_among_all_comparisons(tmp_path):
+    # against 10 right ones of 60: 40 more, 6 more (p = 0.03), and the same
+    shares = {"regular": 10, "much": 50, "some": 16, "same": 10}
+    arms = {
+        arm: [write_task(tmp_path / arm / "nq_open", question_rows(np.arange(60) < count))]
+        for arm, count in shares.items()
+    }
+    result = compare(arms, "regular", tmp_path / "out", RESAMPLES)
+    cells = {arm: result["arms"][arm]["nq_open"]["exact_match"] for arm in arms}
+    assert result["comparisons"] == 6
+    assert cells["much"]["verdict"] == "better, real at 0.05"
+    assert cells["some"]["p"] == pytest.approx(2 * 0.5**6)
+    assert cells["some"]["p_holm"] > 0.05
+    assert cells["some"]["verdict"] == "better at 0.05 by itself, not among all"
+    assert cells["same"]["p"] == 1.0 and cells["same"]["verdict"] == "not shown"
+
+
+def test_seeds_are_averaged_with_their_standard_deviation(tmp_path):
+    rights = [np.arange(60) < 30, np.arange(60) < 36]
+    seeds = [
+        write_task(tmp_path / f"b{n}" / "nq_open", question_rows(right))
+        for n, right in enumerate(rights)
+    ]
+    base = write_task(tmp_path / "a" / "nq_open", question_rows(np.arange(60) < 30))
+    result = compare({"regular": [base], "knn": seeds}, "regular", tmp_path / "out", RESAMPLES)
+    cell = result["arms"]["knn"]["nq_open"]["exact_match"]
+    assert cell["seeds"] == pytest.approx([0.5, 0.6])
+    assert cell["value"] == pytest.approx(0.55)
+    assert cell["standard_deviation"] == pytest.approx(np.std([0.5, 0.6], ddof=1))
+    assert cell["p"] == stats.binomtest(6, 6).pvalue  # 6 items, ahead in one seed of two
+    assert cell["right"] == pytest.approx(33)
+    assert result["arms"]["regular"]["nq_open"]["exact_match"]["standard_deviation"] is None
+    table = task_table(result, "nq_open")
+    assert "(2 seeds)" in table and "1 seed" in table and "33.0 of 60" in table
+
+
+def sts(folder, noise, seed):
+    random = np.random.default_rng(seed)
+    rows, results = [], {}
+    for name in SUBSETS:
+        gold = np.random.default_rng(9).integers(0, 6, size=31)
+        cosine = gold + noise * random.normal(size=31)
+        rows += [
+            {"task": name, "subset": "", "gold": float(g), "cosine": float(c)}
+            for g, c in zip(gold, cosine, strict=True)
+        ]
+        results[name] = {"all": {"spearman": 100 * stats.spearmanr(gold, cosine).statistic}}
+    results["average"] = float(np.mean([held["all"]["spearman"] for held in results.values()]))
+    return write_task(folder / "sts", rows, results, vectors=str(folder)), results
+
+
+def test_sts_compares_each_set_and_their_average(tmp_path):
+    (a, of_a), (b, of_b) = sts(tmp_path / "a", 3.0, 0), sts(tmp_path / "b", 1.0, 1)
+    result = compare({"a": [a], "b": [b]}, "a", tmp_path / "out", 1000)
+    cells = result["arms"]["b"]["sts"]
+    assert list(cells) == [*SUBSETS, "average"]
+    for name in SUBSETS:
+        assert cells[name]["value"] == pytest.approx(of_b[name]["all"]["spearman"])
+    assert cells["average"]["items"] == 7 * 31
+    assert cells["average"]["value"] == pytest.approx(of_b["average"])
+    assert cells["average"]["difference"] == pytest.approx(of_b["average"] - of_a["average"])
+    assert cells["average"]["verdict"] == "better, real at 0.05"
+    widths = [np.ptp(cells[name]["difference_interval95"]) for name in cells]
+    assert widths[-1] < 0.6 * np.mean(widths[:-1])  # of seven independent ones
+
+
+def test_a_withheld_average_is_not_made_up(tmp_path):
+    folder, results = sts(tmp_path / "a", 1.0, 0)
+    results |= {"average": None, "STS13": {"all": {"spearman": None}}}
+    write_json(folder / "sts" / "results.json", results)
+    result = compare({"a": [folder]}, "a", tmp_path / "out", RESAMPLES)
+    assert list(result["arms"]["a"]["sts"]) == [name for name in SUBSETS if name != "STS13"]
+
+
+def test_the_other_tasks(tmp_path):
+    random = np.random.default_rng(3)
+    folders, held = {}, {}
+    for arm, shift in (("a", 0.0), ("b", -0.5)):
+        tokens = np.arange(10, 40)
+        loss = tokens * (3 + shift) + random.normal(size=30)
+        glue = [
+            {"task": ("RTE", "WNLI")[n % 2], "sentence1": str(n), "label": "yes",
+             "prediction": "yes" if n % (3 if arm == "a" else 5) else "no"}
+            for n in range(30)
+        ]  # fmt: skip
+        texts = [
+            {"source": "documents", "document": n, "tokens": int(t), "bytes": 9, "loss": float(x)}
+            for n, (t, x) in enumerate(zip(tokens, loss, strict=True))
+        ]
+        gains = [
+            {"query": n, "tokens": int(t), "alone": 3.0 * t, "with_random": 2.9 * t,
+             "with_neighbours": float(x)}
+            for n, (t, x) in enumerate(zip(tokens, loss, strict=True))
+        ]  # fmt: skip
+        write_task(tmp_path / arm / "glue", glue)
+        write_task(tmp_path / arm / "perplexity", [*texts, {**texts[0], "tokens": 0, "loss": 0.0}])
+        folders[arm] = [write_task(tmp_path / arm / "neighbour_gain", gains)]
+        held[arm] = loss.sum() / tokens.sum()
+    result = compare(folders, "a", tmp_path / "out", RESAMPLES)
+    cells = result["arms"]["b"]
+    right = [bool(n % 5) for n in range(0, 30, 2)]
+    assert cells["glue"]["RTE accuracy"]["value"] == pytest.approx(np.mean(right))
+    assert cells["glue"]["RTE accuracy"]["test"] == "sign test"
+    loss = cells["perplexity"]["loss of documents"]
+    assert loss["value"] == pytest.approx(held["b"])
+    assert (loss["items"], loss["better"]) == (30, "lower")
+    assert loss["difference"] == pytest.approx(held["b"] - held["a"])
+    assert loss["verdict"] == "better, real at 0.05"
+    gain = cells["neighbour_gain"]
+    assert gain["gain_neighbours"]["value"] == pytest.approx(3.0 - held["b"])
+    assert gain["neighbour_gain"]["value"] == pytest.approx(2.9 - held["b"])
+    assert gain["neighbour_gain"]["better"] == "higher"
+
+
+def test_one_text_shows_no_difference(tmp_path):
+    row = {"source": "documents", "document": 0, "tokens": 900, "bytes": 9}
+    a, b = (
+        write_task(tmp_path / arm / "perplexity", [row | {"loss": loss}])
+        for arm, loss in (("a", 2700.0), ("b", 1800.0))
+    )
+    result = compare({"a": [a], "b": [b]}, "a", tmp_path / "out", RESAMPLES)
+    assert result["arms"]["b"]["perplexity"]["loss of documents"]["verdict"] == "not shown"
+    assert "Of 1 items alone, intervals are too narrow" in make_markdown(result)
+
+
+def test_every_evaluation_can_be_compared():
+    from icl_jax.config_problems import EVALUATIONS
+
+    assert set(compare_metrics.TASKS) == set(EVALUATIONS)
+
+
+# Files.
+
+
+def test_tables_and_figures_are_the_same_each_time(tmp_path, monkeypatch):
+    monkeypatch.setattr(compare_module, "draw_figure", draw_figure)
+    arms = {
+        arm: [questions(tmp_path / f"{arm}{n}", share, seed=n) for n in range(2)]
+        for arm, share in (("regular", 0.2), ("knn", 0.6))
+    }
+    results = [compare(arms, "knn", tmp_path / name, RESAMPLES) for name in ("one", "two")]
+    assert results[0] == results[1] == json.loads((tmp_path / "one/comparison.json").read_text())
+    for kind in ("md", "csv", "json", "png", "svg"):
+        one, two = (
+            (tmp_path / name / f"comparison.{kind}").read_bytes() for name in ("one", "two")
+        )
+        assert one == two and len(one) > 100
+    assert (tmp_path / "one/comparison.md").read_text() == make_markdown(results[0])
+    lines = list(csv.DictReader((tmp_path / "one/comparison.csv").open()))
+    assert len(lines) == 4  # two metrics of two arms
+    line = next(line for line in lines if (line["arm"], line["metric"]) == ("regular", "f1"))
+    cell = results[0]["arms"]["regular"]["nq_open"]["f1"]
+    assert float(line["value"]) == cell["value"] and float(line["p"]) == cell["p"]
+    svg = (tmp_path / "one/comparison.svg").read_text()
+    for text in ("nq_open: exact match", "regular", "share of 1"):
+        assert text in svg
+
+
+def test_the_command_prints_the_table(tmp_path, capsys):
+    a, b = questions(tmp_path / "a", 0.2, seed=1), questions(tmp_path / "run/200", 0.5, seed=2)
+    main([f"--runs=regular={a}.json,knn={b.parent}", f"--to={tmp_path / 'out'}"])
+    printed = capsys.readouterr().out
+    assert "difference to regular" in printed and "| metric (share of 1, higher" in printed
+    assert f"of {QUESTIONS} |" in printed and "all 2 comparisons" in printed
+    with pytest.raises(SystemExit, match="error: the reference 'x' is none of the arms: regular"):
+        main([f"--runs=regular={a}", "--reference=x", f"--to={tmp_path / 'out'}"])
+
+
+# What cannot be compared.
+
+
+def refused(tmp_path, match, **arms):
+    with pytest.raises(StageError, match=match):
+        compare({arm: [path] for arm, path in arms.items()}, next(iter(arms)), tmp_path / "out")
+    assert not (tmp_path / "out").exists()
+
+
+def test_other_items_or_settings_are_refused_and_named(tmp_path):
+    a = questions(tmp_path / "a", 0.2, prompt={"template": "Q"})
+    b = questions(tmp_path / "b", 0.2, prompt={"template": "Q?"})
+    refused(tmp_path, "prompt.template: 'Q' there, 'Q\\?' here", a=a, b=b)
+    c = questions(tmp_path / "c", 0.2, prompt={"template": "Q"}, resamples=7)
+    assert compare({"a": [a], "c": [c]}, "a", tmp_path / "fine", 50)
+    rows = question_rows(np.zeros(60))
+    d = write_task(tmp_path / "d/nq_open", rows[:-1], prompt={"template": "Q"})
+    refused(tmp_path, "it has 59 of them, not 60", a=a, d=d)
+    rows[3]["question"] = "who was 3"
+    e = write_task(tmp_path / "e/nq_open", rows, prompt={"template": "Q"})
+    refused(tmp_path, "line 4: question: 'who is 3' there, 'who was 3' here", a=a, e=e)
+
+
+def test_unfinished_missing_and_several_evaluations_are_named(tmp_path):
+    a, b = questions(tmp_path / "a", 0.2), questions(tmp_path / "b", 0.2)
+    refused(tmp_path, "there is no evaluation at .*none", a=a, none=tmp_path / "none")
+    (tmp_path / "empty").mkdir()
+    refused(tmp_path, "holds no evaluation", a=a, empty=tmp_path / "empty")
+    questions(tmp_path / "runs/100", 0.2)
+    questions(tmp_path / "runs/200", 0.2)
+    refused(tmp_path, r"2 evaluations \(100, 200\); name one", a=a, b=tmp_path / "runs")
+    (b / "nq_open" / "results.json").unlink()
+    refused(tmp_path, r"b is not finished \(nq_open\)", a=a, b=b)
+
+
+def test_a_task_that_an_arm_lacks_is_left_out_and_named(tmp_path):
+    a, b = questions(tmp_path / "a", 0.2), questions(tmp_path / "b", 0.2)
+    rows = [{"task": "RTE", "label": "yes", "prediction": "no"}]
+    write_task(a / "glue", rows)
+    result = compare({"a": [a], "b": [b]}, "a", tmp_path / "fine", 50)
+    assert result["left_out"] == {"glue": ["b"]}
+    assert "glue is left out: b has" in make_markdown(result)
+    c = write_task(tmp_path / "c/glue", rows)
+    refused(tmp_path, "no task that all arms", b=b, c=c)
+
+
+def test_wrong_names_are_refused(tmp_path):
+    a = questions(tmp_path / "a", 0.2)
+    with pytest.raises(ConfigError, match="'knn' is none of the arms: a"):
+        compare({"a": [a]}, "knn", tmp_path / "out")
+    for text in ("runs/a", "a=", "=runs/a", "a=x,"):
+        with pytest.raises(ConfigError, match="expected NAME=PATH"):
+            parse_runs(text)
+    assert {k: len(v) for k, v in parse_runs("a=x,b=y,a=z").items()} == {"a": 2, "b": 1}
