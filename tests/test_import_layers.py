@@ -13,6 +13,7 @@ LAYERS = [
         "config",
         "config_problems",
         "config_tree",
+        "flag_errors",
         "sharding",
         "step_cost",
         "step_folder",
@@ -39,6 +40,8 @@ HEAVY = {
     "torch": set(),
     "transformers": set(),
     "sentence_transformers": set(),
+    "lm_eval": {"evaluation/lm_harness.py"},
+    "datasets": {"evaluation/tables.py"},
 }
 
 

@@ -27,7 +27,7 @@ from icl_jax.example_design.gain_model import check_gain_model, open_gain_model
 from icl_jax.example_design.groups import Groups, GroupShard, keep_file, read_groups
 from icl_jax.example_design.layout import Marks, in_context
 from icl_jax.example_design.sentences import Sentences, open_sentences
-from icl_jax.models.passage_losses import Passage, PassageLosses
+from icl_jax.models.passage_losses import Passage, PassageLosses, ask
 from icl_jax.parallel import Runner, progress_bar, run_shards
 from icl_jax.retrieval.design_folders import DesignFolders
 from icl_jax.sharding import make_mesh
@@ -151,12 +151,13 @@ class _Reader:
         masked: bool,
     ):
         self.shard, self.sentences, self.begins = shard, sentences, begins
-        self.marks, self.mask_id, self.masked = Marks.of(tokenizer), tokenizer.mask_id, masked
+        self.marks, self.masked = Marks.of(tokenizer), masked
+        self.mask_id = tokenizer.mask_id if masked else None
 
     def together(self, row: int) -> Passage:
         """The group as one example."""
         tokens, chosen, _ = self._choose(row)
-        return self._passage(tokens, chosen, row)
+        return ask(tokens, chosen, row, self.mask_id)
 
     def apart(self, row: int) -> Iterator[Passage]:
         """Each of its pieces as an example."""
@@ -166,7 +167,7 @@ class _Reader:
             framed = np.concatenate([begin, tokens[start:end], [self.marks.end]]).astype(np.int32)
             asked = np.zeros(len(framed), bool)
             asked[len(begin) : -1] = chosen[start:end]
-            yield self._passage(framed, asked, row)
+            yield ask(framed, asked, row, self.mask_id)
 
     def _choose(self, row: int) -> tuple[np.ndarray, np.ndarray, list[tuple[int, int]]]:
         """Tokens of the example, which are asked for, and from where to where pieces reach."""
@@ -189,12 +190,6 @@ class _Reader:
             return np.arange(length) > 0
         draw = np.random.RandomState(sentence % 2**32).random_sample(length)
         return (draw < MASK_SHARE) | (draw == draw.min(initial=1))
-
-    def _passage(self, tokens: np.ndarray, chosen: np.ndarray, row: int) -> Passage:
-        if self.masked:
-            return Passage(np.where(chosen, np.int32(self.mask_id), tokens), tokens, chosen, row)
-        # A GPT says at each place what comes next. The first token is never asked for.
-        return Passage(tokens, np.roll(tokens, -1), np.roll(chosen, -1), row)
 
 
 def gain_file(folder: Path, shard: int) -> Path:

@@ -80,9 +80,7 @@ class PassageLosses:
             progress(1)
         return Losses(sums, counts, greedy)
 
-    def each(
-        self, passages: Iterable[Passage]
-    ) -> Iterator[tuple[Passage, np.ndarray, np.ndarray]]:
+    def each(self, passages: Iterable[Passage]) -> Iterator[tuple[Passage, np.ndarray, np.ndarray]]:
         """Each passage in turn, the losses of its chosen tokens (float64, nats), and whether each
         of them was the most likely one.
         """

@@ -1,0 +1,75 @@
+"""How likely a model finds given tokens: a GPT after those before, an encoder behind masks.
+
+A GPT reads the tokens alone, an encoder reads them between its begin and end token, as in training.
+"""
+
+from collections.abc import Iterator
+
+from jax.sharding import Mesh
+import numpy as np
+
+from icl_jax.config import ConfigError
+from icl_jax.evaluation.subject import Subject
+from icl_jax.models.inputs import position_limit
+from icl_jax.models.passage_losses import Passage, PassageLosses, ask
+
+ROUNDS = 7  # every 7th token is behind a mask at a time: 14%, as in training
+_ROW_STEP = 128  # a row has a multiple of so many tokens, or all positions
+
+
+class Likelihood:
+    """Asks one model; stops on one that predicts no token. Reads weights at `open` only."""
+
+    def __init__(self, subject: Subject):
+        self._subject, tokenizer = subject, subject.tokenizer
+        if subject.masked and not subject.config.mlm_head:
+            raise ConfigError(
+                f"{subject.path} is an encoder without MLM head, so it predicts no token; choose "
+                "a GPT, or an encoder that has one"
+            )
+        if subject.masked and tokenizer.mask_id is None:
+            raise ConfigError(
+                f"{subject.path} predicts masked tokens, but its tokenizer has no mask token; "
+                "name the folder of its own tokenizer (--tokenizer, or evaluation.tokenizer)"
+            )
+        self.masked = subject.masked
+        self.mask_id = tokenizer.mask_id if self.masked else None
+        self.begin, self.end = _frame(subject)
+        # A model without positions of its own has seen no more than this in training.
+        self.positions = position_limit(subject.config) or subject.config.context_length
+        self.room = self.positions - len(self.begin) - len(self.end)  # for tokens that are given
+        self._opened: PassageLosses | None = None
+
+    def passage(self, tokens: np.ndarray, asked: np.ndarray, owner: int) -> Passage:
+        """Asks for some of at most `room` tokens, all at once; a GPT never for the first."""
+        framed = np.concatenate([self.begin, tokens, self.end]).astype(np.int32)
+        chosen = np.zeros(len(framed), bool)
+        chosen[len(self.begin) : len(framed) - len(self.end)] = asked
+        return ask(framed, chosen, owner, self.mask_id)
+
+    def passages(self, tokens: np.ndarray, asked: np.ndarray, owner: int) -> Iterator[Passage]:
+        """Asks for them all: a GPT in one passage, an encoder in up to `ROUNDS` of them."""
+        if not self.masked:
+            yield self.passage(tokens, asked, owner)
+            return
+        places = np.flatnonzero(asked)
+        for first in range(min(ROUNDS, len(places))):
+            now = np.zeros(len(tokens), bool)
+            now[places[first::ROUNDS]] = True
+            yield self.passage(tokens, now, owner)
+
+    def open(self, mesh: Mesh, longest: int) -> PassageLosses:
+        """The model, for passages that ask for some of at most `longest` tokens."""
+        if self._opened is None:
+            needed = longest + self.positions - self.room
+            row = min(self.positions, -(-needed // _ROW_STEP) * _ROW_STEP)
+            self._opened = PassageLosses(self._subject.load(mesh), row, mesh)
+        return self._opened
+
+
+def _frame(subject: Subject) -> tuple[list[int], list[int]]:
+    """The tokens before and after a text."""
+    if not subject.masked:
+        return [], []
+    begin = subject.tokenizer.begin_of_text_id
+    return [] if begin is None else [begin], [subject.tokenizer.end_of_text_id]

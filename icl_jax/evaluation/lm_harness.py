@@ -1,0 +1,233 @@
+"""lm-evaluation-harness (extra `lm_eval`) on models of ours: its tasks, its flags, its numbers.
+
+Run: python -m icl_jax.evaluation.lm_harness run --model icl_jax --model_args pretrained=FOLDER
+         --tasks nq_open,wikitext [the harness's own flags]
+
+FOLDER is what `icl_jax.evaluation.run --model` takes. Besides `pretrained`, --model_args takes
+tokenizer=FOLDER, ema=True and max_length=N (at most the model's positions). --batch_size is how
+many prompts are answered at once.
+"""
+
+from collections.abc import Sequence
+import json
+import sys
+
+try:
+    from lm_eval import utils
+    from lm_eval.__main__ import cli_evaluate
+    from lm_eval.api.instance import Instance
+    from lm_eval.api.model import TemplateLM
+    from lm_eval.api.registry import register_model
+except ImportError as error:
+    raise ImportError(
+        f"lm-evaluation-harness is not installed: pip install 'icl_jax[lm_eval]' ({error})"
+    ) from error
+import numpy as np
+
+from icl_jax.config import ConfigError, MeshConfig, StageError
+from icl_jax.evaluation.generate import Generator, check_can_generate
+from icl_jax.evaluation.sampling import Sampling
+from icl_jax.evaluation.subject import open_subject
+from icl_jax.models import MODELS
+from icl_jax.models.inputs import position_limit
+from icl_jax.models.passage_losses import Passage, PassageLosses
+from icl_jax.parallel import progress_bar
+from icl_jax.sharding import make_mesh
+
+MAX_NEW_TOKENS = 256  # where a task does not say, as in the harness
+BATCH_SIZE = 32  # prompts that are answered at once
+_ROW_STEP = 128  # rows have a multiple of so many tokens
+_NAMES_OF_MAX = ("max_gen_toks", "max_new_tokens", "max_tokens", "max_completion_tokens")
+_SAMPLING = ("temperature", "top_k", "top_p", "seed")
+
+
+@register_model("icl_jax")
+class IclJaxLM(TemplateLM):
+    """A GPT of ours as the harness knows models."""
+
+    def __init__(
+        self,
+        pretrained: str,
+        tokenizer: str = "",
+        ema: bool = False,
+        max_length: int | None = None,
+        batch_size: int | str | None = None,
+        max_batch_size: int | None = None,  # the harness gives these two to every model
+        device: str | None = None,
+    ):
+        super().__init__()
+        subject = open_subject(pretrained, tokenizer, ema)
+        check_can_generate(MODELS[type(subject.config)])
+        positions = position_limit(subject.config)
+        self.max_length = int(max_length or positions or subject.config.context_length)
+        if positions is not None and self.max_length > positions:
+            raise ConfigError(
+                f"max_length must be at most the {positions} positions of {pretrained}, got "
+                f"{self.max_length}"
+            )
+        self.subject, self.batch_size = subject, _batch_size(batch_size)
+        self._mesh = make_mesh(MeshConfig())
+        self._opened: dict[int, PassageLosses] = {}  # by the length of a row
+        self._generator: Generator | None = None
+
+    @property
+    def eot_token_id(self) -> int:
+        """The end-of-text token."""
+        return self.subject.tokenizer.end_of_text_id
+
+    @property
+    def prefix_token_id(self) -> int:
+        """What stands before a text that has no context."""
+        begin = self.subject.tokenizer.begin_of_text_id
+        return self.eot_token_id if begin is None else begin
+
+    @property
+    def tokenizer_name(self) -> str:
+        """What tells the tokenizer from others."""
+        return self.subject.tokenizer.fingerprint
+
+    def tok_encode(
+        self, string: str, add_special_tokens: bool | None = None, **kwargs
+    ) -> list[int]:
+        """Tokens of a text, after the begin token where the tokenizer has one."""
+        begin = self.subject.tokenizer.begin_of_text_id
+        with_begin = begin is not None and add_special_tokens is not False
+        return [begin] * with_begin + self.subject.tokenizer.encode(string).tolist()
+
+    def tok_decode(self, tokens: Sequence[int]) -> str:
+        """The text of some tokens, without special ones."""
+        return self.subject.tokenizer.library.decode(list(tokens), skip_special_tokens=True)
+
+    def _loglikelihood_tokens(
+        self, requests: list[tuple], disable_tqdm: bool = False, **kwargs
+    ) -> list[tuple[float, bool]]:
+        """Of each (texts, context, continuation): log-likelihood, and whether it is greedy."""
+        if not requests:
+            return []
+        passages = [
+            self._passage(context, continuation, owner)
+            for owner, (_, context, continuation) in enumerate(requests)
+        ]
+        model = self._open(max(len(passage.inputs) for passage in passages))
+        with progress_bar(total=len(passages), desc="loglikelihood", disable=disable_tqdm) as bar:
+            found = model.losses(passages, len(requests), bar.update)
+        answers = []
+        for (texts, _, _), loss, greedy in zip(requests, found.sums, found.greedy, strict=True):
+            answers.append((-float(loss), bool(greedy)))
+            if texts is not None:
+                self.cache_hook.add_partial("loglikelihood", texts, answers[-1])
+        return answers
+
+    def _passage(self, context: list[int], continuation: list[int], owner: int) -> Passage:
+        """Asks for the continuation; what is too long is cut off the context, on the left."""
+        if len(continuation) > self.max_length:
+            raise StageError(
+                f"a continuation has {len(continuation)} tokens, more than the {self.max_length} "
+                "that the model reads at once; choose another task or model"
+            )
+        tokens = np.array([*context, *continuation], np.int32)[-(self.max_length + 1) :]
+        asked = np.arange(1, len(tokens)) >= len(tokens) - len(continuation)
+        return Passage(tokens[:-1], tokens[1:], asked, owner)
+
+    def _open(self, longest: int) -> PassageLosses:
+        row = min(self.max_length, -(-longest // _ROW_STEP) * _ROW_STEP)
+        if row not in self._opened:
+            self._opened[row] = PassageLosses(self.subject.load(self._mesh), row, self._mesh)
+        return self._opened[row]
+
+    def loglikelihood_rolling(
+        self, requests: list[Instance], disable_tqdm: bool = False
+    ) -> list[float]:
+        """The log-likelihood of whole texts, in windows as the harness makes them."""
+        windows, owners = [], []
+        for owner, request in enumerate(requests):
+            tokens = self.tok_encode(request.args[0], add_special_tokens=False)
+            own = utils.get_rolling_token_windows(tokens, self.prefix_token_id, self.max_length, 1)
+            found = [(None, *utils.make_disjoint_window(window)) for window in own]
+            windows += found
+            owners += [owner] * len(found)
+        sums = [0.0] * len(requests)
+        answers = self._loglikelihood_tokens(windows, disable_tqdm)
+        for owner, (score, _) in zip(owners, answers, strict=True):
+            sums[owner] += score
+        for request, score in zip(requests, sums, strict=True):
+            self.cache_hook.add_partial("loglikelihood_rolling", request.args, score)
+        return sums
+
+    def generate_until(self, requests: list[Instance], disable_tqdm: bool = False) -> list[str]:
+        """What the model goes on with, up to the first of a task's stop texts."""
+        alike: dict[str, list[int]] = {}  # requests with the same settings
+        for n, request in enumerate(requests):
+            alike.setdefault(json.dumps(request.args[1], sort_keys=True), []).append(n)
+        answers = [""] * len(requests)
+        with progress_bar(total=len(requests), desc="generate", disable=disable_tqdm) as bar:
+            for settings, members in alike.items():
+                contexts = [requests[n].args[0] for n in members]
+                found = self._generate(contexts, json.loads(settings), members[0], bar.update)
+                for n, answer in zip(members, found, strict=True):
+                    answers[n] = answer
+                    self.cache_hook.add_partial("generate_until", requests[n].args, answer)
+        return answers
+
+    def _generate(self, contexts: list[str], settings: dict, first: int, progress) -> list[str]:
+        until, count, sampling = read_settings(settings)
+        if count >= self.max_length:
+            raise ConfigError(
+                f"the task asks for {count} new tokens, but the model reads only "
+                f"{self.max_length}; give --gen_kwargs max_gen_toks=N with a smaller N"
+            )
+        if self._generator is None:
+            model = self.subject.load(self._mesh)
+            options = {"end_ids": [self.eot_token_id], "batch_size": self.batch_size}
+            self._generator = Generator(model, self._mesh, **options)
+        prompts = [self.tok_encode(context) or [self.prefix_token_id] for context in contexts]
+        prompts = [np.array(tokens[-(self.max_length - count) :], np.int32) for tokens in prompts]
+        generated = self._generator.generate(
+            prompts,
+            count,
+            sampling=sampling,
+            stop_when=lambda tokens: any(stop in self.tok_decode(tokens) for stop in until),
+            first=first,
+            progress=progress,
+        )
+        return [_cut(self.tok_decode(new.tokens), until) for new in generated]
+
+
+def read_settings(settings: dict) -> tuple[list[str], int, Sampling | None]:
+    """Stop texts, most new tokens, and how they are drawn, of a task's generation settings."""
+    settings = dict(settings)
+    until = settings.pop("until", None) or []
+    until = [until] if isinstance(until, str) else [stop for stop in until if stop]
+    given = [settings.pop(name) for name in _NAMES_OF_MAX if settings.get(name) is not None]
+    temperature = float(settings.get("temperature") or 0)
+    drawn = settings.pop("do_sample", temperature > 0)
+    drawing = {name: settings.pop(name) for name in _SAMPLING if name in settings}
+    others = {name: value for name, value in settings.items() if value not in (None, 1, False)}
+    if others:
+        raise ConfigError(
+            f"generation knows until, max_gen_toks, do_sample, {', '.join(_SAMPLING)}, got also "
+            f"{', '.join(f'{name}={value}' for name, value in others.items())}"
+        )
+    sampling = None
+    if drawn:
+        drawing["temperature"] = temperature or 1.0
+        sampling = Sampling(**{name: v for name, v in drawing.items() if v is not None})
+    return until, int(given[0]) if given else MAX_NEW_TOKENS, sampling
+
+
+def _cut(text: str, until: list[str]) -> str:
+    for stop in until:
+        text = text.split(stop)[0]
+    return text
+
+
+def _batch_size(given: int | str | None) -> int:
+    """Of generation; "auto" is ours."""
+    return int(given) if given and str(given).isdigit() else BATCH_SIZE
+
+
+if __name__ == "__main__":
+    try:
+        cli_evaluate()
+    except (ConfigError, StageError) as error:
+        sys.exit(f"error: {error}")

@@ -1,0 +1,68 @@
+"""Losses of packed passages, against the model on one passage at a time."""
+
+import numpy as np
+import pytest
+
+from icl_jax.config import GPTConfig, MeshConfig, RobertaConfig
+from icl_jax.models.passage_losses import Passage, PassageLosses, ask, pack
+from icl_jax.sharding import make_mesh
+from tests.models.small import make_model
+
+SIZES = {"vocab_size": 37, "context_length": 16, "num_layers": 1, "embed_dim": 8, "num_heads": 2}
+MASK = 3
+
+
+def draw_passages(count):
+    random = np.random.RandomState(0)
+    for n in range(count):
+        tokens = random.randint(4, 37, random.randint(1, 17)).astype(np.int32)
+        yield tokens, random.random_sample(len(tokens)) < 0.5, n % 5
+
+
+@pytest.mark.parametrize("kind", [GPTConfig, RobertaConfig])
+def test_packed_losses_are_those_of_one_passage_at_a_time(kind):
+    model, mask_id = make_model(kind(**SIZES)), MASK if kind is RobertaConfig else None
+    drawn = list(draw_passages(23))
+    losses = PassageLosses(model, 16, make_mesh(MeshConfig(data=8)))
+    seen = []
+    found = losses.losses([ask(*parts, mask_id) for parts in drawn], 5, seen.append)
+    sums, counts, greedy = np.zeros(5), np.zeros(5), np.ones(5, bool)
+    for tokens, chosen, owner in drawn:
+        inputs, group = np.zeros((2, 1, 16), np.int32)
+        inputs[0, : len(tokens)], group[0, : len(tokens)] = tokens, 1
+        if mask_id is not None:
+            inputs[0, : len(tokens)][chosen] = mask_id
+        logits = np.asarray(model(inputs, group), np.float64)[0]
+        for place in np.flatnonzero(chosen):
+            at = place if mask_id is not None else place - 1
+            if at >= 0:  # a GPT is never asked for the first token
+                logp = logits[at] - np.log(np.exp(logits[at]).sum())
+                sums[owner] -= logp[tokens[place]]
+                counts[owner] += 1
+                greedy[owner] &= logp.argmax() == tokens[place]
+    np.testing.assert_allclose(found.sums, sums, rtol=1e-5)
+    np.testing.assert_array_equal(found.counts, counts)
+    np.testing.assert_array_equal(found.greedy, greedy)
+    assert sum(seen) == len(drawn)
+
+
+def test_the_likeliest_tokens_are_told_as_greedy():
+    model = make_model(GPTConfig(**SIZES))
+    tokens = [5]
+    for _ in range(6):
+        row = np.zeros((1, 16), np.int32)
+        row[0, : len(tokens)] = tokens
+        group = (np.arange(16) < len(tokens)).astype(np.int32)[None]
+        tokens.append(int(np.asarray(model(row, group))[0, len(tokens) - 1].argmax()))
+    greedy = np.array(tokens, np.int32)
+    other = greedy.copy()
+    other[3] = (other[3] + 1) % 37
+    rest = np.arange(len(greedy)) > 0
+    found = PassageLosses(model, 16, None).losses([ask(greedy, rest, 0), ask(other, rest, 1)], 2)
+    assert found.greedy.tolist() == [True, False]
+
+
+def test_a_passage_longer_than_a_row_is_refused():
+    tokens = np.zeros(17, np.int32)
+    with pytest.raises(ValueError, match="a passage has 17 tokens, but a row only 16"):
+        list(pack([Passage(tokens, tokens, tokens > 0, 0)], 16))
