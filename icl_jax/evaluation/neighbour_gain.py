@@ -18,7 +18,6 @@ import numpy as np
 from icl_jax.config import ConfigError, EvaluationConfig, StageError
 from icl_jax.evaluation.bootstrap import draw, interval, ratio_of
 from icl_jax.evaluation.likelihood import Likelihood
-from icl_jax.evaluation.own_workdir import own_workdir
 from icl_jax.evaluation.subject import Subject
 from icl_jax.example_design.groups import Groups
 from icl_jax.example_design.sentences import Sentences
@@ -188,7 +187,7 @@ class NeighbourGain:
 
 def find_design(subject: Subject, design: str) -> str:
     """The workdir of the design that is asked for; "": that of the run itself."""
-    workdir = design or str(own_workdir(subject, "evaluation.neighbour_gain.design"))
+    workdir = design or str(subject.own_workdir("evaluation.neighbour_gain.design"))
     folders = DesignFolders(workdir)
     needed = [folders.groups / name / "results.json" for name in ("neighbours", "random")]
     missing = [str(file) for file in [folders.config, *needed] if not file.exists()]

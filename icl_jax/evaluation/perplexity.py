@@ -19,7 +19,6 @@ import numpy as np
 from icl_jax.config import ConfigError, EvaluationConfig, StageError
 from icl_jax.evaluation.bootstrap import draw, interval, ratio_of
 from icl_jax.evaluation.likelihood import Likelihood
-from icl_jax.evaluation.own_workdir import own_workdir
 from icl_jax.evaluation.perplexity_texts import Documents, Records, Text, special_tokens
 from icl_jax.evaluation.subject import Subject
 from icl_jax.example_design.arms import PREFIX, arm_folder, is_arm
@@ -221,7 +220,7 @@ def _folder(source: str, subject: Subject) -> str:
     """Where the records of a source lie."""
     if not is_arm(source):
         return source
-    workdir = own_workdir(subject, "evaluation.perplexity.records")
+    workdir = subject.own_workdir("evaluation.perplexity.records")
     return str(arm_folder(workdir, source.removeprefix(PREFIX)))
 
 

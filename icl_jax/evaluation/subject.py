@@ -40,6 +40,18 @@ class Subject:
         """Whether it predicts masked tokens and not the next one."""
         return isinstance(self.config, RobertaConfig)
 
+    def own_workdir(self, field: str) -> Path:
+        """The workdir of a run; other models have none, and `field` takes one."""
+        if self.kind != "run":
+            raise ConfigError(
+                f"{self.path} is no run with a design of its own; name the workdir of one or a "
+                f"folder of records in {field}"
+            )
+        path = Path(self.path)
+        if path.parent.name == "checkpoints":
+            return path.parent.parent
+        return path.parent if path.name == "checkpoints" else path
+
     def load(self, mesh: Mesh) -> GPT | Roberta:
         """The model itself, on the shards of `mesh`; read once."""
         return _load(self, mesh)
