@@ -22,6 +22,7 @@ from icl_jax.models.layers import (
     Positions,
     Table,
     constant,
+    first_block,
     make_blocks,
     run_blocks,
     split_key,
@@ -69,6 +70,11 @@ class Roberta(nnx.Module):
         with use_mesh_of(self):
             return self._encode(*self._check(tokens, group, token_types), dropout_key)
 
+    def first_layer(self, tokens, group=None, *, token_types=None) -> jax.Array:
+        """The hidden states (batch, time, embed) after the first block."""
+        with use_mesh_of(self):
+            return self._encode_first(*self._check(tokens, group, token_types))
+
     def logits(self, hidden_BTD: jax.Array) -> jax.Array:
         """The MLM head: float32 logits of hidden states."""
         return vocabulary_logits(*self.vocabulary(hidden_BTD), self.config.dtype)
@@ -99,17 +105,25 @@ class Roberta(nnx.Module):
 
     @jax.jit
     def _encode(self, tokens_BT, group_BT, types_BT, dropout_key) -> jax.Array:
+        embedding_key, block_key = split_key(dropout_key, 2)
+        x_BTD, place = self._embed(tokens_BT, group_BT, types_BT, embedding_key)
+        return run_blocks(self.blocks, self.config, x_BTD, place, block_key)
+
+    @jax.jit
+    def _encode_first(self, tokens_BT, group_BT, types_BT) -> jax.Array:
+        x_BTD, place = self._embed(tokens_BT, group_BT, types_BT, None)
+        return first_block(self.blocks, self.config)(x_BTD, place, None)
+
+    def _embed(self, tokens_BT, group_BT, types_BT, dropout_key) -> tuple[jax.Array, Place]:
         config = self.config
         # The published RoBERTa counts positions over tokens other than its padding token.
         padding_aware = config.position == "learned" and config.position_offset > 0
         uncounted_BT = tokens_BT == config.pad_token_id if padding_aware else None
         place = locate(tokens_BT.shape[1], group_BT, uncounted_BT)
-        embedding_key, block_key = split_key(dropout_key, 2)
         x_BTD = self.token_embedding(tokens_BT) + self.token_types(types_BT)
         x_BTD = self.embedding_norm(self.positions(x_BTD, place))
-        x_BTD = dropout(x_BTD, config.embedding_dropout, embedding_key)
-        x_BTD = constrain(x_BTD.astype(config.dtype), "batch", None, None)
-        return run_blocks(self.blocks, config, x_BTD, place, block_key)
+        x_BTD = dropout(x_BTD, config.embedding_dropout, dropout_key)
+        return constrain(x_BTD.astype(config.dtype), "batch", None, None), place
 
 
 class Block(nnx.Module):

@@ -16,9 +16,8 @@ from tokenizers import Tokenizer, normalizers
 from icl_jax.config import ConfigError, EncoderConfig
 from icl_jax.models import huggingface
 from icl_jax.models.huggingface import FolderError, read_json
+from icl_jax.retrieval.sentence_recipe import ACTIVATIONS, POOLINGS, DenseLayer, SentenceRecipe
 
-POOLINGS = ("cls", "max", "mean", "mean_sqrt_len_tokens", "weightedmean", "lasttoken")
-ACTIVATIONS = ("Identity", "Tanh", "ReLU", "GELU")  # of a Dense module, names of torch.nn
 _OLD_POOLINGS = {  # in the order in which they are joined
     "pooling_mode_cls_token": "cls",
     "pooling_mode_max_tokens": "max",
@@ -30,45 +29,22 @@ _OLD_POOLINGS = {  # in the order in which they are joined
 
 
 @dataclasses.dataclass
-class DenseLayer:
-    """A sentence-transformers Dense module: activation(v kernel + bias)."""
-
-    kernel: np.ndarray
-    bias: np.ndarray | None
-    activation: str  # one of ACTIVATIONS
-
-
-@dataclasses.dataclass
 class EncoderFolder:
-    """All of an encoder but the network itself, which lies in `network`."""
+    """A recipe and the network that it is for, which lies in `network`."""
 
     network: Path
     kind: str
-    tokenizer: Tokenizer  # adds special tokens and cuts at max_tokens
-    max_tokens: int
-    poolings: tuple[str, ...] = ("mean",)  # one after the other in the vector
-    after: tuple[DenseLayer | str, ...] = ()  # layers on the vector, in order; or "normalize"
-    prompt: str = ""  # before every text
+    recipe: SentenceRecipe
 
     def identity(self) -> dict:
         """What tells apart two encoders that give other vectors; of files, their checksums."""
-        parts = [part if isinstance(part, str) else "dense" for part in self.after]
-        digest = hashlib.sha256(self.tokenizer.to_str().encode())  # with max_tokens
-        for part in self.after:
-            if isinstance(part, DenseLayer):
-                bias = b"" if part.bias is None else part.bias.tobytes()
-                digest.update(part.activation.encode() + part.kernel.tobytes() + bias)
+        digest = self.recipe.digest()
         for file in sorted([self.network / "config.json", *self.network.glob("*.safetensors")]):
             with file.open("rb") as opened:
                 digest.update(hashlib.file_digest(opened, "sha256").digest())
-        return {
-            "kind": self.kind,
-            "checksum": digest.hexdigest(),
-            "pooling": list(self.poolings),
-            "after": parts,
-            "prompt": self.prompt,
-            "max_tokens": self.max_tokens,
-        }
+        names = ("pooling", "after", "prompt", "max_tokens")
+        said = {name: value for name, value in self.recipe.identity().items() if name in names}
+        return {"kind": self.kind, "checksum": digest.hexdigest(), **said}
 
 
 def read_encoder_folder(config: EncoderConfig) -> EncoderFolder:
@@ -82,9 +58,10 @@ def read_encoder_folder(config: EncoderConfig) -> EncoderFolder:
     for name in sorted(network.glob("sentence_*_config.json")):  # old ones: sentence_roberta_...
         settings = read_json(name)
     encoder = _read_network(network, "sentence-transformers", config, settings)
-    encoder.poolings = _read_pooling(folder / modules[1][1] / "config.json")
-    encoder.after = tuple(_read_layer(kind, folder / path) for kind, path in modules[2:])
-    encoder.prompt = _read_prompt(folder, modules[1][1])
+    recipe = encoder.recipe
+    recipe.poolings = _read_pooling(folder / modules[1][1] / "config.json")
+    recipe.after = tuple(_read_layer(kind, folder / path) for kind, path in modules[2:])
+    recipe.prompt = _read_prompt(folder, modules[1][1])
     return encoder
 
 
@@ -127,7 +104,7 @@ def _read_network(folder: Path, kind: str, config: EncoderConfig, settings: dict
         )
     tokenizer.no_padding()
     tokenizer.enable_truncation(max_tokens)
-    return EncoderFolder(folder, kind, tokenizer, max_tokens)
+    return EncoderFolder(folder, kind, SentenceRecipe(tokenizer, max_tokens))
 
 
 def _max_tokens(folder: Path, config: EncoderConfig, settings: dict, limit: int) -> int:

@@ -18,10 +18,11 @@ from jax.sharding import Mesh, NamedSharding
 import numpy as np
 
 from icl_jax.config import ConfigError, EncoderConfig, StageError
-from icl_jax.models import huggingface
-from icl_jax.retrieval.encoder_folder import DenseLayer, read_encoder_folder
+from icl_jax.models import GPT, Roberta, huggingface
+from icl_jax.retrieval.encoder_folder import read_encoder_folder
+from icl_jax.retrieval.sentence_recipe import DenseLayer, SentenceRecipe
 from icl_jax.retrieval.token_rows import Batch, make_batches, num_slots
-from icl_jax.sharding import spec, use_mesh_of, with_auto_axes
+from icl_jax.sharding import constrain, spec, use_mesh_of, with_auto_axes
 
 CHUNK = 8192  # sentences tokenized and packed together, while the devices run those before
 CPU_BATCH_TOKENS = 1024  # of each device at most: 8192 leave the caches and take 1.3 x the time
@@ -35,39 +36,55 @@ _ACTIVATIONS = {
 }
 
 
-class TransformerEncoder:
-    """The network of a folder with what turns its last layer into one vector per sentence."""
+def open_transformer(config: EncoderConfig, mesh: Mesh | None) -> "TransformerEncoder":
+    """The encoder of a folder."""
+    folder = read_encoder_folder(config)
+    identity = {**folder.identity(), "dtype": config.dtype}
+    model = huggingface.load(folder.network, mesh, dtype=config.dtype)
+    return TransformerEncoder(
+        model, folder.recipe, mesh, str(folder.network), identity, config.batch_tokens
+    )
 
-    def __init__(self, config: EncoderConfig, mesh: Mesh | None):
-        self._folder = read_encoder_folder(config)
-        self.identity = {**self._folder.identity(), "dtype": config.dtype}
+
+class TransformerEncoder:
+    """A network with what turns its layers into one vector per sentence."""
+
+    def __init__(
+        self,
+        model: GPT | Roberta,  # on the shards of `mesh`
+        recipe: SentenceRecipe,
+        mesh: Mesh | None,
+        name: str,  # of the network, for errors
+        identity: dict,
+        batch_tokens: int = EncoderConfig.batch_tokens,
+    ):
+        self.identity = identity
+        self._model, self._recipe, self._name = model, recipe, name
         self._mesh = None if mesh is None else with_auto_axes(mesh)
-        self._model = huggingface.load(self._folder.network, self._mesh, dtype=config.dtype)
-        model_config = self._model.config
-        self._vocab_size = model_config.vocab_size
-        self._pad_id = getattr(model_config, "pad_token_id", 0)
-        dense = [layer for layer in self._folder.after if isinstance(layer, DenseLayer)]
-        self.width = model_config.embed_dim * len(self._folder.poolings)
-        for layer in dense:
-            if layer.kernel.shape[0] != self.width:
-                raise ConfigError(
-                    f"{config.folder}: a Dense module takes vectors of width "
-                    f"{layer.kernel.shape[0]}, but what comes before it makes {self.width}"
-                )
-            self.width = layer.kernel.shape[1]
+        self._vocab_size = model.config.vocab_size
+        self._pad_id = getattr(model.config, "pad_token_id", 0)
+        self.width = _width(model.config.embed_dim, recipe, name)
         sizes = {} if mesh is None else mesh.shape
         self._divisor = sizes.get("data", 1) * sizes.get("fsdp", 1)
-        self._batch_tokens = config.batch_tokens
+        self._batch_tokens = batch_tokens
         device = jax.devices()[0] if mesh is None else mesh.devices.flat[0]
         if device.platform == "cpu":
-            self._batch_tokens = min(config.batch_tokens, CPU_BATCH_TOKENS * self._divisor)
-        graphdef, self._params = nnx.split(self._model)
+            self._batch_tokens = min(batch_tokens, CPU_BATCH_TOKENS * self._divisor)
+        graphdef, self._params = nnx.split(model)
+        edges = recipe.unpooled_edges()
+        # Of a single layer there is nothing to average.
+        first_last = recipe.first_last and model.config.num_layers > 1
 
         @jax.jit
         def step(params, tokens_BT, group_BT):
-            hidden_BTD = nnx.merge(graphdef, params).hidden(tokens_BT, group_BT)
-            vectors_BSW = pool(hidden_BTD, group_BT, self._folder.poolings)
-            return functools.reduce(_apply, self._folder.after, vectors_BSW)
+            model = nnx.merge(graphdef, params)
+            hidden_BTD = model.hidden(tokens_BT, group_BT).astype(jnp.float32)
+            if first_last:
+                first_BTD = model.first_layer(tokens_BT, group_BT).astype(jnp.float32)
+                hidden_BTD = (first_BTD + hidden_BTD) / 2
+            vectors_BSW = pool(hidden_BTD, group_BT, recipe.poolings, edges)
+            vectors_BSW = functools.reduce(_apply, recipe.after, vectors_BSW)
+            return constrain(vectors_BSW, None, None, None)  # whole on every host
 
         self._step = step
 
@@ -108,12 +125,11 @@ class TransformerEncoder:
 
     def pack(self, texts: Sequence[str]) -> list[Batch]:
         """The texts as token rows, as the devices will see them."""
-        prompted = [self._folder.prompt + str(text) for text in texts]
-        tokens = [e.ids for e in self._folder.tokenizer.encode_batch_fast(prompted)]
+        tokens = [e.ids for e in self._recipe.encode(texts)]
         highest = max((max(ids, default=0) for ids in tokens), default=0)
         if highest >= self._vocab_size:
             raise StageError(
-                f"the tokenizer of {self._folder.network} gives token {highest}, but the network "
+                f"the tokenizer of {self._name} gives token {highest}, but the network "
                 f"has only {self._vocab_size}; put the tokenizer.json of this network there"
             )
         return make_batches(tokens, self._batch_tokens, self._divisor, self._pad_id)
@@ -127,11 +143,35 @@ class TransformerEncoder:
             return self._step(self._params, *arrays)
 
 
-def pool(hidden_BTD: jax.Array, group_BT: jax.Array, poolings: tuple[str, ...]) -> jax.Array:
+def _width(embed_dim: int, recipe: SentenceRecipe, name: str) -> int:
+    """Of the vectors; stops on a layer after the pooling that takes another one."""
+    width = embed_dim * len(recipe.poolings)
+    for layer in recipe.after:
+        if isinstance(layer, str):
+            continue
+        if layer.kernel.shape[0] != width:
+            raise ConfigError(
+                f"{name}: a Dense module takes vectors of width {layer.kernel.shape[0]}, but what "
+                f"comes before it makes {width}"
+            )
+        width = layer.kernel.shape[1]
+    return width
+
+
+def pool(
+    hidden_BTD: jax.Array,
+    group_BT: jax.Array,
+    poolings: tuple[str, ...],
+    edges: tuple[int, int] = (0, 0),  # tokens left out before and behind each sentence
+) -> jax.Array:
     """Float32 (row, slot, width): of each sentence its poolings one after the other."""
     hidden_BTD = hidden_BTD.astype(jnp.float32)
     slots_S = jnp.arange(1, num_slots(group_BT.shape[1]) + 1)
     here_BTS = group_BT[:, :, None] == slots_S
+    if any(edges):
+        place_BTS = jnp.cumsum(here_BTS, axis=1)  # from 1
+        last_BTS = jnp.sum(here_BTS, axis=1, keepdims=True) - edges[1]
+        here_BTS &= (place_BTS > edges[0]) & (place_BTS <= last_BTS)
     pooled = []
     for pooling in poolings:
         if pooling == "max":

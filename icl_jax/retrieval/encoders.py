@@ -9,7 +9,7 @@ import numpy as np
 
 from icl_jax.config import EncoderConfig
 from icl_jax.retrieval.encoder_tfidf import TfidfEncoder, fit_tfidf
-from icl_jax.retrieval.encoder_transformer import TransformerEncoder
+from icl_jax.retrieval.encoder_transformer import open_transformer
 
 __all__ = ["Encoder", "fit_tfidf", "open_encoder"]
 
@@ -32,5 +32,5 @@ def open_encoder(config: EncoderConfig, mesh: Mesh | None, fitted: Path | None) 
     A mesh has devices of this host only: on a pod each host embeds shards of its own.
     """
     if config.folder:
-        return TransformerEncoder(config, mesh)
+        return open_transformer(config, mesh)
     return TfidfEncoder(fitted)
