@@ -24,6 +24,33 @@ class Place(NamedTuple):
         group = None if self.group_BT is None else self.group_BT[:, start:stop]
         return Place(self.index_T[start:stop], self.position_BT[:, start:stop], group)
 
+    def window(self, start: int | jax.Array, length: int) -> "Place":
+        """`part` from a place that may be known on the device only."""
+        cut = lambda x: jax.lax.dynamic_slice_in_dim(x, start, length, axis=-1)  # noqa: E731
+        return jax.tree.map(cut, self)
+
+
+class Cache(NamedTuple):
+    """Keys and values of one layer, a slot for each token of a row; or those of all layers."""
+
+    k_BHSK: jax.Array  # stacked over layers: (L, B, H, S, K)
+    v_BHSK: jax.Array
+    layer: jax.Array | None = None  # of those stacked, the one that is read and written
+
+    def write(self, k_BHTK: jax.Array, v_BHTK: jax.Array, start: int | jax.Array) -> "Cache":
+        """With the keys and values of T tokens in the slots from `start` on."""
+        place = (0, 0, start, 0) if self.layer is None else (self.layer, 0, 0, start, 0)
+        write = lambda kept, new: jax.lax.dynamic_update_slice(  # noqa: E731
+            kept, jnp.expand_dims(new, range(kept.ndim - 4)), place
+        )
+        return self._replace(k_BHSK=write(self.k_BHSK, k_BHTK), v_BHSK=write(self.v_BHSK, v_BHTK))
+
+    def read(self) -> tuple[jax.Array, jax.Array]:
+        """The keys and the values."""
+        if self.layer is None:
+            return self.k_BHSK, self.v_BHSK
+        return self.k_BHSK[self.layer], self.v_BHSK[self.layer]
+
 
 def locate(length: int, group_BT: jax.Array | None, uncounted_BT: jax.Array | None = None) -> Place:
     """The places of a row of tokens; `group_BT` has a positive id per group, 0 for padding.

@@ -10,7 +10,7 @@ import jax
 
 from icl_jax.config import GPTConfig
 from icl_jax.config_tree import validate
-from icl_jax.models.attention import Place, dropout, locate
+from icl_jax.models.attention import Cache, Place, dropout, locate
 from icl_jax.models.inputs import check_tokens, position_limit
 from icl_jax.models.layers import (
     MLP,
@@ -18,6 +18,8 @@ from icl_jax.models.layers import (
     LayerNorm,
     Positions,
     Table,
+    extend_blocks,
+    first_block,
     make_blocks,
     run_blocks,
     split_key,
@@ -53,6 +55,11 @@ class GPT(nnx.Module):
         with use_mesh_of(self):
             return self._encode(*self._check(tokens, group), dropout_key)
 
+    def first_layer(self, tokens, group=None) -> jax.Array:
+        """The hidden states (batch, time, embed) after the first block, not normed."""
+        with use_mesh_of(self):
+            return self._encode_first(*self._check(tokens, group))
+
     def logits(self, hidden_BTD: jax.Array) -> jax.Array:
         """The output head: float32 logits of hidden states."""
         return vocabulary_logits(*self.vocabulary(hidden_BTD), self.config.dtype)
@@ -60,6 +67,17 @@ class GPT(nnx.Module):
     def vocabulary(self, hidden_BTD: jax.Array) -> tuple[jax.Array, jax.Array, None]:
         """(x, rows, bias) of which `logits` are x rows^T + bias; for `losses.vocabulary_loss`."""
         return *(self.head or self.token_embedding).head(hidden_BTD, self.config.dtype), None
+
+    def extend(
+        self, tokens_BT: jax.Array, places: Place, start: int | jax.Array, cache
+    ) -> tuple[jax.Array, Cache | list[Cache]]:
+        """Float32 logits (batch, vocabulary) after the last of T more tokens, and the cache grown.
+
+        `start` tokens of each row are in the cache; `places` are those of all its slots.
+        """
+        x_BTD = self._embed(tokens_BT, places.window(start, tokens_BT.shape[1]), None)
+        x_BTD, cache = extend_blocks(self.blocks, self.config, x_BTD, places, start, cache)
+        return self.logits(self.final_norm(x_BTD[:, -1:]))[:, 0], cache
 
     def _check(self, tokens, group):
         config = self.config
@@ -74,11 +92,20 @@ class GPT(nnx.Module):
         config = self.config
         place = locate(tokens_BT.shape[1], group_BT)
         embedding_key, block_key = split_key(dropout_key, 2)
-        x_BTD = self.positions(self.token_embedding(tokens_BT), place)
-        x_BTD = dropout(x_BTD, config.embedding_dropout, embedding_key)
-        x_BTD = constrain(x_BTD.astype(config.dtype), "batch", None, None)
+        x_BTD = self._embed(tokens_BT, place, embedding_key)
         x_BTD = run_blocks(self.blocks, config, x_BTD, place, block_key)
         return self.final_norm(x_BTD)
+
+    @jax.jit
+    def _encode_first(self, tokens_BT, group_BT) -> jax.Array:
+        place = locate(tokens_BT.shape[1], group_BT)
+        x_BTD = self._embed(tokens_BT, place, None)
+        return first_block(self.blocks, self.config)(x_BTD, place, None)
+
+    def _embed(self, tokens_BT, place: Place, dropout_key) -> jax.Array:
+        x_BTD = self.positions(self.token_embedding(tokens_BT), place)
+        x_BTD = dropout(x_BTD, self.config.embedding_dropout, dropout_key)
+        return constrain(x_BTD.astype(self.config.dtype), "batch", None, None)
 
 
 class Block(nnx.Module):
@@ -99,3 +126,11 @@ class Block(nnx.Module):
         x_BTD = x_BTD + dropout(h_BTD, self.rate, residual_keys[0])
         h_BTD = self.mlp(self.mlp_norm(x_BTD))
         return x_BTD + dropout(h_BTD, self.rate, residual_keys[1])
+
+    def extend(
+        self, x_BTD: jax.Array, places: Place, start: int | jax.Array, cache: Cache
+    ) -> tuple[jax.Array, Cache]:
+        """The same for more tokens of rows whose first `start` are in the cache."""
+        h_BTD, cache = self.attention.extend(self.attention_norm(x_BTD), places, start, cache)
+        x_BTD = x_BTD + h_BTD
+        return x_BTD + self.mlp(self.mlp_norm(x_BTD)), cache

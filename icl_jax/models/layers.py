@@ -12,7 +12,7 @@ import jax.numpy as jnp
 
 from icl_jax.config import ModelConfig, TransformerConfig, head_dim, mlp_dim
 from icl_jax.models import attention
-from icl_jax.models.attention import Place
+from icl_jax.models.attention import Cache, Place
 from icl_jax.sharding import constrain, platform
 
 ACTIVATIONS: dict[str, Callable[[jax.Array], jax.Array]] = {
@@ -193,17 +193,36 @@ class Attention(nnx.Module):
         self.out = Dense(heads, embed, stddev=out_stddev, dtype=config.dtype, rngs=rngs)
 
     def __call__(self, x_BTD: jax.Array, place: Place, dropout_key: jax.Array | None) -> jax.Array:
+        q_BHTK, k_BHTK, v_BHTK = self._project(x_BTD, place)
+        return self._mix(q_BHTK, k_BHTK, v_BHTK, place, place, dropout_key)
+
+    def extend(
+        self, x_BTD: jax.Array, places: Place, start: int | jax.Array, cache: Cache
+    ) -> tuple[jax.Array, Cache]:
+        """The same for T more tokens of rows that have `start`; `places` are those of all slots."""
+        length = x_BTD.shape[1]
+        place = places.window(start, length)
+        q_BHTK, k_BHTK, v_BHTK = self._project(x_BTD, place)
+        cache = cache.write(k_BHTK, v_BHTK, start)
+        k_BHSK, v_BHSK = cache.read()
+        if isinstance(start, int):  # no later slot is worth a look
+            stop = start + length
+            k_BHSK, v_BHSK, places = k_BHSK[:, :, :stop], v_BHSK[:, :, :stop], places.part(0, stop)
+        return self._mix(q_BHTK, k_BHSK, v_BHSK, place, places, None), cache
+
+    def _project(self, x_BTD: jax.Array, place: Place) -> tuple[jax.Array, jax.Array, jax.Array]:
         q_BHTK = self._split_heads(self.query(x_BTD))
         k_BHTK = self._split_heads(self.key(x_BTD))
         v_BHTK = self._split_heads(self.value(x_BTD))
-        slopes_H = None
         if self.position == "rotary":
             q_BHTK = attention.rotate(q_BHTK, place.position_BT)
             k_BHTK = attention.rotate(k_BHTK, place.position_BT)
-        elif self.position == "alibi":
-            slopes_H = attention.alibi_slopes(self.num_heads)
+        return q_BHTK, k_BHTK, v_BHTK
+
+    def _mix(self, q_BHTK, k_BHSK, v_BHSK, query: Place, key: Place, dropout_key) -> jax.Array:
+        slopes_H = attention.alibi_slopes(self.num_heads) if self.position == "alibi" else None
         mixed_BHTK = attention.attend(
-            q_BHTK, k_BHTK, v_BHTK, place, place, causal=self.causal, slopes_H=slopes_H,
+            q_BHTK, k_BHSK, v_BHSK, query, key, causal=self.causal, slopes_H=slopes_H,
             dropout_rate=self.rate, dropout_key=dropout_key,
         )  # fmt: skip
         return self.out(mixed_BHTK.transpose(0, 2, 1, 3))
@@ -261,3 +280,48 @@ def run_blocks(blocks, config: ModelConfig, x_BTD, place: Place, dropout_key=Non
     for n, block in enumerate(blocks):
         x_BTD = apply(*nnx.split(block), x_BTD, None if keys is None else keys[n])
     return x_BTD
+
+
+def first_block(blocks, config: ModelConfig) -> nnx.Module:
+    """The block of the first layer."""
+    if not config.scan_layers:
+        return blocks[0]
+    graphdef, params = nnx.split(blocks)
+    return nnx.merge(graphdef, jax.tree.map(lambda stacked: stacked[0], params))
+
+
+def make_cache(config: TransformerConfig, batch: int, slots: int) -> Cache | list[Cache]:
+    """Empty slots: one cache per layer, or all stacked in one, as the blocks are."""
+    shape, axes = (batch, config.num_heads, slots, head_dim(config)), ("batch", "heads", None, None)
+    if config.scan_layers:
+        shape, axes = (config.num_layers, *shape), ("layers", *axes)
+    empty = lambda: constrain(jnp.zeros(shape, config.dtype), *axes)  # noqa: E731
+    if config.scan_layers:
+        return Cache(empty(), empty())
+    return [Cache(empty(), empty()) for _ in range(config.num_layers)]
+
+
+def extend_blocks(blocks, config: TransformerConfig, x_BTD, places: Place, start, cache):
+    """x of more tokens through all blocks, `block.extend(x, places, start, cache)` each."""
+
+    def extend(block, x_BTD, cache):
+        x_BTD, cache = block.extend(x_BTD, places, start, cache)
+        return constrain(x_BTD, "batch", None, None), cache
+
+    if not config.scan_layers:
+        caches = []
+        for block, layer in zip(blocks, cache, strict=True):
+            x_BTD, layer = extend(block, x_BTD, layer)
+            caches.append(layer)
+        return x_BTD, caches
+    graphdef, params = nnx.split(blocks)
+    # The caches are carried, so that only the new slots are written.
+    (x_BTD, cache), _ = jax.lax.scan(
+        lambda carry, layer: (
+            extend(nnx.merge(graphdef, layer[0]), carry[0], carry[1]._replace(layer=layer[1])),
+            None,
+        ),
+        (x_BTD, cache._replace(layer=jnp.int32(0))),
+        (params, jnp.arange(config.num_layers)),
+    )
+    return x_BTD, cache._replace(layer=None)
