@@ -4,6 +4,7 @@ import importlib
 from pathlib import Path
 
 from etils import epath
+import jax
 from jax.sharding import Mesh
 
 from icl_jax.config import ConfigError, EvaluationConfig, ExperimentConfig, StageError
@@ -44,18 +45,20 @@ def evaluate(subject: Subject, config: EvaluationConfig, output: Path, mesh: Mes
         raise ConfigError(f"--output must end in .json, got {output}")
     if not config.tasks:
         raise ConfigError(f"no task to evaluate; expected --tasks=, some of {', '.join(TASKS)}")
+    _check_one_process()
     tasks = open_tasks(subject, config)
+    bootstrap = {"resamples": config.resamples, "seed": config.seed}
     folder = output.with_suffix("")
     with alone_in(folder):
         for name, task in tasks.items():
             try:
-                print(
-                    f"\n{run_task(task, name, subject.identity, folder / name, mesh)}", flush=True
-                )
+                table = run_task(task, name, subject.identity, bootstrap, folder / name, mesh)
+                print(f"\n{table}", flush=True)
             except OtherInputsError as error:
                 raise StageError(
-                    f"{error.path} was made from other inputs ({error.differences}); choose "
-                    "another --output, undo the difference, or delete that folder"
+                    f"{error.path} was made from other inputs ({error.differences}); undo the "
+                    "difference, delete that folder, or evaluate into another file "
+                    "(icl_jax.evaluation.run --output=FILE.json)"
                 ) from None
         results, tables = {"model": {"path": subject.path, **subject.identity}}, ""
         for name in TASKS:  # also those that an earlier command asked for
@@ -79,6 +82,8 @@ def evaluate_run(config: ExperimentConfig, workdir: epath.Path) -> dict:
 
 def check_before_training(config: ExperimentConfig, workdir: epath.Path) -> None:
     """Stops on what the stage `evaluate` would stop on, hours earlier."""
+    validate(config)
+    _check_one_process()
     open_tasks(planned_subject(config, workdir), config.evaluation)
 
 
@@ -86,5 +91,14 @@ def default_output(subject: Subject) -> Path:
     """Where results go if the user names no file."""
     if subject.kind == "run":
         checkpoint = subject.network.parent
-        return checkpoint.parent.parent / "evaluation" / f"{checkpoint.name}.json"
+        name = checkpoint.name + ("-ema" if subject.ema else "")
+        return checkpoint.parent.parent / "evaluation" / f"{name}.json"
     return Path("evaluation") / f"{Path(subject.path).resolve().name}.json"
+
+
+def _check_one_process() -> None:
+    if jax.process_count() > 1:
+        raise ConfigError(
+            f"expected one process, got {jax.process_count()}: one process evaluates, on all its "
+            "devices; run --stages=evaluate by itself on one host"
+        )

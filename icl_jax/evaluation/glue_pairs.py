@@ -72,7 +72,9 @@ def read_pairs(source: str, task: str, template: Template) -> tuple[list[Pair], 
                 f"{where} has the label {label!r} in row {number}; expected "
                 f"{', '.join(template.labels)}, or 0 to {len(template.labels) - 1} in that order"
             )
-        sentences = (str(row[names[field]]) for field in ("sentence1", "sentence2"))
+        sentences = [row[names[field]] for field in ("sentence1", "sentence2")]
+        if not all(isinstance(text, str) and text.strip() for text in sentences):
+            raise ConfigError(f"{where} has a pair without two sentences in row {number}: {row}")
         pairs.append(Pair(task, *sentences, label))
     if not pairs:
         raise ConfigError(

@@ -44,8 +44,6 @@ class GlueZeroShot:
             "files": {task: describe_source(source) for task, source in sources.items()},
             "templates": {task: self._templates[task]._asdict() for task in sources},
             "limit": glue.limit,
-            "resamples": config.resamples,
-            "seed": config.seed,
         }
         self._texts = [self._tokenise(pair) for pair in self.items]
 
@@ -156,15 +154,19 @@ class GlueZeroShot:
                 f"{_percent(high)}) | {_percent(own['accuracy_normalised'])} | "
                 f"{_percent(own['majority_rate'])} ({own['majority_label']}) | {guessed} |"
             )
-        short = ", ".join(
-            f"{task} {results[task]['cut']}" for task in self._config.glue.tasks
-            if results[task]["cut"]
-        )  # fmt: skip
         lines.append(
             f"\nAccuracy in percent, by the likelihood of the {results['score']}, preset "
             f"{results['preset']}; by token: divided by its number of tokens."
-            + (f" Cut on the left to the model's positions: {short}." if short else "")
         )
+        told = {
+            "cut": "cut on the left to the model's positions",
+            "ties": "without a difference between labels, the first counts as guessed",
+        }
+        for name, words in told.items():
+            counts = {task: results[task][name] for task in self._config.glue.tasks}
+            if any(counts.values()):
+                listed = ", ".join(f"{task} {count:,}" for task, count in counts.items())
+                lines.append(f"Pairs {words}: {listed}.")
         return "\n".join(lines)
 
 

@@ -1,6 +1,7 @@
 """How likely a model finds given tokens: a GPT after those before, an encoder behind masks.
 
-A GPT reads the tokens alone, an encoder reads them between its begin and end token, as in training.
+A model reads tokens as its training examples have them: after the begin token, if the tokenizer has
+one, and an encoder also before the end token.
 """
 
 from collections.abc import Iterator
@@ -69,7 +70,4 @@ class Likelihood:
 
 def _frame(subject: Subject) -> tuple[list[int], list[int]]:
     """The tokens before and after a text."""
-    if not subject.masked:
-        return [], []
-    begin = subject.tokenizer.begin_of_text_id
-    return [] if begin is None else [begin], [subject.tokenizer.end_of_text_id]
+    return subject.begin, [subject.tokenizer.end_of_text_id] if subject.masked else []

@@ -90,9 +90,8 @@ class IclJaxLM(TemplateLM):
         self, string: str, add_special_tokens: bool | None = None, **kwargs
     ) -> list[int]:
         """Tokens of a text, after the begin token where the tokenizer has one."""
-        begin = self.subject.tokenizer.begin_of_text_id
-        with_begin = begin is not None and add_special_tokens is not False
-        return [begin] * with_begin + self.subject.tokenizer.encode(string).tolist()
+        begin = [] if add_special_tokens is False else self.subject.begin
+        return begin + self.subject.tokenizer.encode(string).tolist()
 
     def tok_decode(self, tokens: Sequence[int]) -> str:
         """The text of some tokens, without special ones."""
@@ -178,7 +177,7 @@ class IclJaxLM(TemplateLM):
             )
         if self._generator is None:
             model = self.subject.load(self._mesh)
-            options = {"end_ids": [self.eot_token_id], "batch_size": self.batch_size}
+            options = {"end_ids": self.subject.end_ids, "batch_size": self.batch_size}
             self._generator = Generator(model, self._mesh, **options)
         prompts = [self.tok_encode(context) or [self.prefix_token_id] for context in contexts]
         prompts = [np.array(tokens[-(self.max_length - count) :], np.int32) for tokens in prompts]

@@ -27,7 +27,7 @@ FILE = "nq_open/NQ-open.dev.jsonl"  # of the data folder
 class NaturalQuestions:
     """The task `nq_open`."""
 
-    unit = "questions"
+    unit, part_size = "questions", 512
 
     def __init__(self, subject: Subject, config: EvaluationConfig):
         check_can_generate(MODELS[type(subject.config)])
@@ -41,7 +41,6 @@ class NaturalQuestions:
         source = _source(config)
         questions = read_questions(source, "evaluation.questions.file")
         self.items = questions[: wanted.limit] if wanted.limit else questions
-        self.part_size = 8 * config.batch_size
         self.prompts = Prompts(wanted, config.seed, self.items)
         self._harness = wanted.preset == "harness"
         self._generator: Generator | None = None
@@ -53,8 +52,7 @@ class NaturalQuestions:
             "max_new_tokens": wanted.max_new_tokens,
             "shots": wanted.shots,
             "shots_from": describe_source(wanted.shots_file) if wanted.shots else None,
-            "seed": config.seed,
-            "resamples": config.resamples,
+            "seed": config.seed if wanted.shots else None,
         }
 
     def run(
@@ -64,7 +62,7 @@ class NaturalQuestions:
         tokenizer, stop = self._subject.tokenizer, self.prompts.form.stop
         prompts = [self.prompts.fill(question, first + n) for n, question in enumerate(items)]
         generated = self._open(mesh).generate(
-            [tokenizer.encode(prompt) for prompt in prompts],
+            [np.append(np.int32(self._subject.begin), tokenizer.encode(p)) for p in prompts],
             self._config.questions.max_new_tokens,
             stop_when=lambda tokens: any(end in tokenizer.decode(tokens) for end in stop),
             first=first,
@@ -135,11 +133,8 @@ class NaturalQuestions:
 
     def _open(self, mesh: Mesh) -> Generator:
         if self._generator is None:
-            # A token that no text contains, as the separator of sentences, ends an answer.
-            ends = [id for id in self._subject.tokenizer.special_ids.values() if id is not None]
-            self._generator = Generator(
-                self._subject.load(mesh), mesh, end_ids=ends, batch_size=self._config.batch_size
-            )
+            options = {"end_ids": self._subject.end_ids, "batch_size": self._config.batch_size}
+            self._generator = Generator(self._subject.load(mesh), mesh, **options)
         return self._generator
 
 

@@ -64,8 +64,6 @@ class NeighbourGain:
             "queries": {"count": len(self.items), "checksum": _checksum(self.items)},
             "separator": self.separator,
             "kind": "masked tokens" if subject.masked else "next tokens",
-            "resamples": config.resamples,
-            "seed": config.seed,
         }
 
     def run(
@@ -152,7 +150,10 @@ class NeighbourGain:
         for name in ("query_cut", "neighbours_cut", "random_cut"):
             told[name] = sum(row[name] > 0 for row in rows)
         told["mean_neighbours"] = float(np.mean([row["neighbours"] for row in rows]))
-        return told | {"separator": self.separator, "kind": self.inputs["kind"]}
+        design = self._config.neighbour_gain.design or "the run's own, which it may have trained on"
+        return told | {
+            "separator": self.separator, "kind": self.inputs["kind"], "design": design
+        }  # fmt: skip
 
     def _mean(self, sums: list[float], rows: list[dict]) -> tuple[float, list[float]]:
         """Nats a token over all queries, and the interval."""
@@ -177,7 +178,8 @@ class NeighbourGain:
             )
         lines.append(
             f"\nNats a token ({results['kind']}) of {results['queries']:,} queries with "
-            f"{results['mean_neighbours']:.1f} neighbours on average; separator: "
+            f"{results['mean_neighbours']:.1f} neighbours on average, design: {results['design']}; "
+            f"separator: "
             f"{results['separator']}. Cut on the left to the model's positions: "
             f"{results['neighbours_cut']} contexts of neighbours, {results['random_cut']} random "
             f"ones, {results['query_cut']} queries."

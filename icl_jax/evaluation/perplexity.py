@@ -50,8 +50,6 @@ class Perplexity:
             "stride": self.stride,
             "limit": config.perplexity.limit,
             "sources": {source.name: source.inputs for source in self._sources},
-            "resamples": config.resamples,
-            "seed": config.seed,
         }
 
     def _sizes(self, subject: Subject) -> tuple[int, int]:

@@ -89,6 +89,8 @@ def read_questions(source: str, field: str) -> list[Question]:
             found.append(f"question {number} has no text")
         elif not isinstance(answers, list) or not any(map(_is_text, answers)):
             found.append(f"question {number} ({text[:40]!r}) has no answer")
+        elif _is_list_as_text(answers):
+            found.append(f"the answer to question {number} is the text {answers[0][:40]!r}")
         else:
             questions.append(Question(text, [answer for answer in answers if _is_text(answer)]))
     if found:
@@ -100,6 +102,12 @@ def read_questions(source: str, field: str) -> list[Question]:
     if not questions:
         raise ConfigError(f"{field}: {source} holds no question")
     return questions
+
+
+def _is_list_as_text(answers: list) -> bool:
+    """A list in a cell of a .csv or .tsv, which knows texts only."""
+    text = str(answers[0]).strip()
+    return len(answers) == 1 and text.startswith("[") and text.endswith("]")
 
 
 def _is_text(value: object) -> bool:

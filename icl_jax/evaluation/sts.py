@@ -13,8 +13,6 @@ from icl_jax.evaluation.sts_table import make_table
 from icl_jax.evaluation.subject import Subject
 from icl_jax.retrieval.encoder_transformer import TransformerEncoder
 
-MAX_RESAMPLES = 2000  # of all pairs in a few seconds; the ends of an interval hardly move after
-
 
 class Sts:
     """STS12-16, STS-B and SICK-R, and whatever else `config.sts` names."""
@@ -35,15 +33,10 @@ class Sts:
         if found:
             raise ConfigError("; ".join(found))
         self._subject, self._encoder = subject, None
-        self._seed, self._resamples = config.seed, min(config.resamples, MAX_RESAMPLES)
+        self._seed, self._resamples = config.seed, config.resamples
         self.items: Sequence[Pair] = [pair for held in self._sets for pair in held.pairs]
         data = {held.name: {"files": held.files, "missing": held.missing} for held in self._sets}
-        self.inputs = {
-            "sets": data,
-            "vectors": self._recipe.identity(),
-            "resamples": self._resamples,
-            "seed": self._seed,
-        }
+        self.inputs = {"sets": data, "vectors": self._recipe.identity()}
 
     def run(
         self, items: Sequence[Pair], first: int, mesh: Mesh, progress: Callable[[int], None]

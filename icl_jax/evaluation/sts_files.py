@@ -126,7 +126,9 @@ def _find_folder(name: str, config: EvaluationConfig) -> Path | None:
     else:
         inner = "STSBenchmark" if name == "STS-B" else f"{name}-en-test"
         levels = ("senteval_tok", "") if config.sts.tokenised else ("original", "", "senteval_tok")
-        places = [data / top / level / inner for level in levels for top in ("sts", "STS")]
+        tops = [data / top / level for level in levels for top in ("sts", "STS")]
+        held = [top for top in tops if any(top.glob("STS*"))]
+        places = [top / inner for top in held[:1]]  # of one kind of text all sets, never of two
     return next((place for place in places if place.is_dir()), None)
 
 

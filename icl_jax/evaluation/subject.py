@@ -12,6 +12,7 @@ from etils import epath
 from jax.sharding import Mesh
 
 from icl_jax.config import ConfigError, ExperimentConfig, GPTConfig, ModelConfig, RobertaConfig
+from icl_jax.config_tree import to_dict
 from icl_jax.corpus import tokenizers
 from icl_jax.corpus.tokenizers import Tokenizer
 from icl_jax.example_design.arms import is_arm
@@ -34,6 +35,17 @@ class Subject:
     tokenizer: Tokenizer
     identity: dict  # JSON: what tells it from other models
     ema: bool = False
+
+    @property
+    def begin(self) -> list[int]:
+        """What stands before every text: the begin token, where the tokenizer has one."""
+        begin = self.tokenizer.begin_of_text_id
+        return [] if begin is None else [begin]
+
+    @property
+    def end_ids(self) -> list[int]:
+        """What ends a text that is generated: any token that no text contains, as a separator."""
+        return [id for id in self.tokenizer.special_ids.values() if id is not None]
 
     @property
     def masked(self) -> bool:
@@ -81,7 +93,7 @@ def open_subject(path: str, tokenizer: str = "", ema: bool = False) -> Subject:
         raise ConfigError(f"{path} is a {kind}, which has no moving average of its weights")
     config = huggingface.read_config(network)
     found = open_tokenizer(tokenizer or str(network))
-    checksum = _checksum(sorted(network.glob("*.safetensors")))
+    checksum = _checksum([network / "config.json", *sorted(network.glob("*.safetensors"))])
     identity = {"kind": kind, "checksum": checksum, "tokenizer": found.fingerprint}
     return _checked(Subject(path, kind, network, config, found, identity))
 
@@ -99,7 +111,7 @@ def _open_run(path: str, tokenizer: str, ema: bool) -> Subject:
     network = Path(folder) / str(step) / ("ema" if ema else "params")
     files = sorted(file for file in network.rglob("*") if file.is_file())
     identity = {"kind": "run", "step": step, "ema": ema, "checksum": _checksum(files)}
-    identity["tokenizer"] = found.fingerprint
+    identity |= {"model": to_dict(config.model), "tokenizer": found.fingerprint}
     return _checked(Subject(path, "run", network, config.model, found, identity, ema))
 
 

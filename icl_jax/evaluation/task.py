@@ -12,7 +12,7 @@ from typing import Protocol
 from jax.sharding import Mesh
 
 from icl_jax.parallel import progress_bar
-from icl_jax.step_folder import StepFolder, beside, read_inputs, read_results
+from icl_jax.step_folder import StepFolder, beside, read_inputs, read_results, write_json
 
 ROWS, TABLE = "outputs.jsonl", "table.md"
 
@@ -37,16 +37,22 @@ class Task(Protocol):
         """The results for people."""
 
 
-def run_task(task: Task, name: str, identity: dict, folder: Path, mesh: Mesh) -> str:
+def run_task(
+    task: Task, name: str, identity: dict, bootstrap: dict, folder: Path, mesh: Mesh
+) -> str:
     """The table of a task; all that it makes is in `folder`, and is not made twice.
 
-    `identity` is that of the model.
+    `identity` is that of the model; `bootstrap`, which intervals depend on, makes results anew of
+    the rows that are there.
     """
     step = StepFolder(folder, {"model": identity, **task.inputs})
-    if step.results is None:
-        results = task.results(_make_rows(task, name, folder, mesh))
+    if step.results is None or step.results["bootstrap"] != bootstrap:
+        results = task.results(_make_rows(task, name, folder, mesh)) | {"bootstrap": bootstrap}
         _write(folder / TABLE, f"## {name}\n\n{task.table(results).strip()}\n")
-        step.complete(results)
+        if step.results is None:
+            step.complete(results)
+        else:
+            write_json(folder / "results.json", results)
     return (folder / TABLE).read_text()
 
 
@@ -65,25 +71,25 @@ def read_rows(folder: Path) -> list[dict]:
 
 
 def _make_rows(task: Task, name: str, folder: Path, mesh: Mesh) -> list[dict]:
-    if (folder / ROWS).exists():
-        return read_rows(folder)
-    starts = range(0, len(task.items), task.part_size)
-    parts = [folder / f"part-{n:05d}.jsonl" for n in range(len(starts))]
-    done = sum(
-        len(task.items[start : start + task.part_size])
-        for start, part in zip(starts, parts, strict=True)
-        if part.exists()
-    )
-    with progress_bar(total=len(task.items), initial=done, unit=f" {task.unit}", desc=name) as bar:
-        for start, part in zip(starts, parts, strict=True):
-            if not part.exists():
-                items = task.items[start : start + task.part_size]
-                rows = task.run(items, start, mesh, bar.update)
-                _write(part, "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows))
-    _write(folder / ROWS, "".join(part.read_text() for part in parts))
-    for part in parts:
+    if not (folder / ROWS).exists():
+        _make_parts(task, name, folder, mesh)
+    for part in folder.glob("part-*.jsonl"):  # also those of a run that was killed just here
         part.unlink()
     return read_rows(folder)
+
+
+def _make_parts(task: Task, name: str, folder: Path, mesh: Mesh) -> None:
+    count = len(task.items)
+    starts = range(0, count, task.part_size)
+    spans = [(start, min(start + task.part_size, count)) for start in starts]
+    parts = [folder / f"part-{start}-{stop}.jsonl" for start, stop in spans]
+    done = sum(b - a for (a, b), part in zip(spans, parts, strict=True) if part.exists())
+    with progress_bar(total=count, initial=done, unit=f" {task.unit}", desc=name) as bar:
+        for (start, stop), part in zip(spans, parts, strict=True):
+            if not part.exists():
+                rows = task.run(task.items[start:stop], start, mesh, bar.update)
+                _write(part, "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows))
+    _write(folder / ROWS, "".join(part.read_text() for part in parts))
 
 
 def _write(file: Path, text: str) -> None:

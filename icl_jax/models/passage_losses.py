@@ -17,7 +17,7 @@ import numpy as np
 from icl_jax.config import GPTConfig
 from icl_jax.models.gpt import GPT
 from icl_jax.models.roberta import Roberta
-from icl_jax.sharding import spec, use_mesh_of, with_auto_axes
+from icl_jax.sharding import constrain, spec, use_mesh_of, with_auto_axes
 
 DEVICE_TOKENS, CPU_TOKENS = 16384, 1024  # of a batch on each device, about
 CHUNK_BYTES = 256 * 2**20  # of one chunk's float32 logits on one device
@@ -60,7 +60,8 @@ class PassageLosses:
         @jax.jit
         def step(params, inputs_BT, group_BT, targets_BT):
             model = nnx.merge(graphdef, params)
-            return token_losses(model, model.hidden(inputs_BT, group_BT), targets_BT, chunk)
+            found = token_losses(model, model.hidden(inputs_BT, group_BT), targets_BT, chunk)
+            return tuple(constrain(x_BT, None, None) for x_BT in found)  # every host reads all
 
         self._step = step
 

@@ -83,7 +83,7 @@ def test_scores_are_those_of_transformers(kind, folders, data, tmp_path):
     torch = pytest.importorskip("torch")
     transformers = pytest.importorskip("transformers")
     task = open_task(folders[kind], data)
-    table = run_task(task, "glue", {}, tmp_path / "out", small.mesh_of())
+    table = run_task(task, "glue", {}, {}, tmp_path / "out", small.mesh_of())
     rows = read_rows(tmp_path / "out")
     known = {"GPT": transformers.GPT2LMHeadModel, "RoBERTa": transformers.RobertaForMaskedLM}
     model = known[kind].from_pretrained(folders[kind]).eval()
@@ -146,7 +146,7 @@ def test_ties_go_to_the_first_label_and_are_counted(folders, data, tmp_path):
     held["presets"]["cloze"]["RTE"]["words"] = {"entailment": "Yes", "not_entailment": "Yes"}
     (tmp_path / "mine.json").write_text(json.dumps(held))
     task = open_task(folders["GPT"], data, tasks=("RTE",), templates=str(tmp_path / "mine.json"))
-    run_task(task, "glue", {}, tmp_path / "out", small.mesh_of())
+    run_task(task, "glue", {}, {}, tmp_path / "out", small.mesh_of())
     results = json.loads((tmp_path / "out" / "results.json").read_text())
     assert results["RTE"]["ties"] == 2
     assert results["RTE"]["prediction_rates"] == {"entailment": 1.0, "not_entailment": 0.0}
@@ -170,6 +170,8 @@ def test_bad_data_is_named(folders, data, tmp_path):
     refuse("the label '2' in row 1", files=(write("c.jsonl", whole | {"label": 2}),), **only)
     missing = write("d.jsonl", {"sentence1": "A.", "text": "B.", "label": 0})
     refuse("no column sentence2 or hypothesis; it has sentence1, text", files=(missing,), **only)
+    empty = write("f.jsonl", whole, whole | {"sentence2": None})
+    refuse("a pair without two sentences in row 2", files=(empty,), **only)
     later = write("e.jsonl", whole, {"sentence1": "A."})
     refuse("only sentence1 in row 2", files=(later,), **only)
     refuse("expected one file .*RTE/dev.tsv .*there is none", data=tmp_path, **only)

@@ -61,7 +61,7 @@ def open_task(folder, workdir, queries=0):
 
 
 def run(task, folder):
-    table = run_task(task, "neighbour_gain", {}, folder, small.mesh_of())
+    table = run_task(task, "neighbour_gain", {}, {}, folder, small.mesh_of())
     return read_rows(folder), json.loads((folder / "results.json").read_text()), table
 
 

@@ -51,7 +51,7 @@ def open_task(folder, corpus=None, **fields):
 
 
 def run(task, folder, **mesh):
-    table = run_task(task, "perplexity", {}, folder, small.mesh_of(**mesh))
+    table = run_task(task, "perplexity", {}, {}, folder, small.mesh_of(**mesh))
     return read_rows(folder), json.loads((folder / "results.json").read_text()), table
 
 

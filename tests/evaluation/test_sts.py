@@ -204,12 +204,12 @@ def test_a_killed_evaluation_goes_on_and_ends_the_same(folders, tmp_path, monkey
 
     monkeypatch.setattr(Sts, "run", run)
     with pytest.raises(KeyboardInterrupt):
-        run_task(task, "sts", {"a": 1}, tmp_path / "killed", mesh)
+        run_task(task, "sts", {"a": 1}, {}, tmp_path / "killed", mesh)
     table = run_task(
-        task_of(folders["roberta"], data=data), "sts", {"a": 1}, tmp_path / "killed", mesh
+        task_of(folders["roberta"], data=data), "sts", {"a": 1}, {}, tmp_path / "killed", mesh
     )
     assert starts == [0, 100, 100]
-    run_task(task, "sts", {"a": 1}, tmp_path / "whole", mesh)
+    run_task(task, "sts", {"a": 1}, {}, tmp_path / "whole", mesh)
     for name in ("outputs.jsonl", "results.json", "table.md"):
         assert (tmp_path / "killed" / name).read_bytes() == (tmp_path / "whole" / name).read_bytes()
 

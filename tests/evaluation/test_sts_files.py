@@ -46,6 +46,8 @@ def test_the_original_is_read_where_both_texts_are_there(tmp_path):
     sts_data.write_senteval(tmp_path, "senteval_tok", pairs=2)
     assert len(read(tmp_path)["STS-B"].pairs) == 5
     assert len(read(tmp_path, tokenised=True)["STS-B"].pairs) == 2
+    (tmp_path / "sts/original/STSBenchmark").rename(tmp_path / "benchmark")
+    assert read(tmp_path)["STS-B"].missing == ["STS-B"]  # not of the other text
     (tmp_path / "sts/original").rename(tmp_path / "gone")
     assert read(tmp_path)["STS-B"].source == "sts/senteval_tok"
     (tmp_path / "sts/senteval_tok").rename(tmp_path / "sts/original")

@@ -1,5 +1,6 @@
 """What can be evaluated is known, with its tokenizer, before weights are read."""
 
+import json
 import shutil
 
 from etils import epath
@@ -32,6 +33,9 @@ def test_a_folder_is_known_before_its_weights_are_read(gpt, tmp_path):
     copy = tmp_path / "elsewhere"
     shutil.copytree(gpt, copy)
     assert small.subject_of(copy).identity == subject.identity
+    fields = json.loads((copy / "config.json").read_text())
+    (copy / "config.json").write_text(json.dumps(fields | {"activation_function": "relu"}))
+    assert small.subject_of(copy).identity != subject.identity
     model = subject.load(small.mesh_of())
     assert model is subject.load(small.mesh_of())
     other = small.gpt_folder(tmp_path / "other", num_layers=1)

@@ -11,6 +11,7 @@ from icl_jax.step_folder import OtherInputsError
 from tests.evaluation import small
 
 MODEL = {"kind": "model folder", "checksum": "0"}
+BOOTSTRAP = {"resamples": 10, "seed": 0}
 
 
 class Lengths:
@@ -40,35 +41,52 @@ WORDS = ["a", "bb", "ccc", "dddd", "\u2028"]
 
 
 def test_rows_results_and_table_are_written(tmp_path):
-    table = run_task(Lengths(WORDS), "lengths", MODEL, tmp_path, None)
+    table = run_task(Lengths(WORDS), "lengths", MODEL, BOOTSTRAP, tmp_path, None)
     assert table == "## lengths\n\nmean length: 2.2\n"
     assert read_rows(tmp_path) == [
         {"number": n, "length": len(word)} for n, word in enumerate(WORDS)
     ]
-    assert read_finished(tmp_path, MODEL) == ({"mean": 2.2}, table)
+    assert read_finished(tmp_path, MODEL) == ({"mean": 2.2, "bootstrap": BOOTSTRAP}, table)
     assert read_finished(tmp_path, MODEL | {"checksum": "1"}) is None
     assert not list(tmp_path.glob("part-*"))
 
 
 def test_a_killed_task_goes_on_after_its_last_part(tmp_path):
     with pytest.raises(KeyboardInterrupt):
-        run_task(Lengths(WORDS, until="dddd"), "lengths", MODEL, tmp_path, None)
+        run_task(Lengths(WORDS, until="dddd"), "lengths", MODEL, BOOTSTRAP, tmp_path, None)
     assert read_finished(tmp_path, MODEL) is None
     again = Lengths(WORDS)
-    run_task(again, "lengths", MODEL, tmp_path, None)
+    run_task(again, "lengths", MODEL, BOOTSTRAP, tmp_path, None)
     assert again.asked == ["ccc", "dddd", "\u2028"]
     assert [row["number"] for row in read_rows(tmp_path)] == [0, 1, 2, 3, 4]
     third = Lengths(WORDS)
-    run_task(third, "lengths", MODEL, tmp_path, None)
+    run_task(third, "lengths", MODEL, BOOTSTRAP, tmp_path, None)
     assert third.asked == []
 
 
+def test_a_killed_task_goes_on_in_parts_of_another_size(tmp_path, monkeypatch):
+    with pytest.raises(KeyboardInterrupt):
+        run_task(Lengths(WORDS, until="\u2028"), "lengths", MODEL, BOOTSTRAP, tmp_path, None)
+    monkeypatch.setattr(Lengths, "part_size", 3)
+    run_task(Lengths(WORDS), "lengths", MODEL, BOOTSTRAP, tmp_path, None)
+    assert [row["number"] for row in read_rows(tmp_path)] == [0, 1, 2, 3, 4]
+    assert not list(tmp_path.glob("part-*"))
+
+
+def test_other_resamples_make_results_anew_of_the_rows_that_are_there(tmp_path):
+    run_task(Lengths(WORDS), "lengths", MODEL, BOOTSTRAP, tmp_path, None)
+    again = Lengths(WORDS)
+    run_task(again, "lengths", MODEL, BOOTSTRAP | {"resamples": 20}, tmp_path, None)
+    assert again.asked == []
+    assert read_finished(tmp_path, MODEL)[0]["bootstrap"]["resamples"] == 20
+
+
 def test_other_words_or_another_model_are_refused(tmp_path):
-    run_task(Lengths(WORDS), "lengths", MODEL, tmp_path, None)
+    run_task(Lengths(WORDS), "lengths", MODEL, BOOTSTRAP, tmp_path, None)
     with pytest.raises(OtherInputsError, match="words"):
-        run_task(Lengths(["z"]), "lengths", MODEL, tmp_path, None)
+        run_task(Lengths(["z"]), "lengths", MODEL, BOOTSTRAP, tmp_path, None)
     with pytest.raises(OtherInputsError, match="checksum: '0' there, '1' here"):
-        run_task(Lengths(WORDS), "lengths", MODEL | {"checksum": "1"}, tmp_path, None)
+        run_task(Lengths(WORDS), "lengths", MODEL | {"checksum": "1"}, BOOTSTRAP, tmp_path, None)
 
 
 @pytest.fixture
@@ -87,12 +105,12 @@ def test_results_of_earlier_commands_stay_in_the_file(tmp_path, subject, monkeyp
     use(monkeypatch, glue=Lengths(["zz"]))
     stage.evaluate(subject, small.evaluation(tasks=("glue",)), output, None)
     held = json.loads(output.read_text())
-    assert held["sts"] == {"mean": 2.2} and held["glue"] == {"mean": 2.0}
+    assert held["sts"]["mean"] == 2.2 and held["glue"]["mean"] == 2.0
     assert held["model"]["checksum"] == subject.identity["checksum"]
     assert output.with_suffix(".md").read_text().count("mean length") == 2
     assert "mean length: 2.0" in capsys.readouterr().out
     use(monkeypatch, sts=Lengths(["other"]))
-    with pytest.raises(StageError, match="choose another --output"):
+    with pytest.raises(StageError, match="evaluate into another file"):
         stage.evaluate(subject, small.evaluation(tasks=("sts",)), output, None)
 
 
