@@ -3,6 +3,10 @@
 A checkpoint is a folder `checkpoints/<steps done>`; one that was not finished is never read.
 """
 
+from collections.abc import Iterator
+import contextlib
+
+from absl import logging
 from etils import epath
 from flax import nnx
 import jax
@@ -101,6 +105,14 @@ def restore_from(path: str, like: TrainState) -> TrainState:
         return restore(manager, step, like)
 
 
-def _open_to_read(folder: epath.Path) -> ocp.CheckpointManager:
-    options = ocp.CheckpointManagerOptions(read_only=True)
-    return ocp.CheckpointManager(folder.resolve(), options=options)
+@contextlib.contextmanager
+def _open_to_read(folder: epath.Path) -> Iterator[ocp.CheckpointManager]:
+    """Without Orbax's warnings that what is opened to read will only be read."""
+    before = logging.get_verbosity()
+    logging.set_verbosity(logging.ERROR)
+    try:
+        options = ocp.CheckpointManagerOptions(read_only=True)
+        with ocp.CheckpointManager(folder.resolve(), options=options) as manager:
+            yield manager
+    finally:
+        logging.set_verbosity(before)
