@@ -5,6 +5,8 @@ from pathlib import Path
 import matplotlib
 from matplotlib.figure import Figure
 
+from icl_jax.evaluation.compare_verdict import LEVEL
+
 _COLUMNS = 4
 _STYLE = {
     "font.size": 8,
@@ -18,7 +20,7 @@ _STYLE = {
 def draw_figure(comparison: dict, file: Path, kind: str) -> None:
     """Writes a `png` or `svg`: values with 95% intervals, seeds as small dots.
 
-    A filled point differs from the reference (Holm-adjusted p below 0.05).
+    A filled point is an arm whose difference to the reference is called real.
     """
     arms, reference = comparison["arms"], comparison["reference"]
     panels = [(task, name) for task, cells in arms[reference].items() for name in cells]
@@ -37,7 +39,8 @@ def draw_figure(comparison: dict, file: Path, kind: str) -> None:
         axes[0, 0].set_ylim(len(arms) - 0.5, -0.5)  # the first arm at the top
         figure.supxlabel(
             "points and bars: value and 95% interval over items; small dots: seeds; dotted line: "
-            f"{reference}.\nFilled: the difference to it is real at 0.05 (Holm)",
+            f"{reference}.\nFilled: the difference to it is real at {LEVEL} over items (Holm);\n"
+            "where both arms have several seeds, also over seeds (Welch)",
             fontsize=7,
         )
         metadata = {"Software": None} if kind == "png" else {"Date": None, "Creator": None}
@@ -49,8 +52,7 @@ def _draw_panel(axis, cells: dict[str, dict], reference: str) -> None:
     for place, cell in enumerate(cells.values()):
         (low, high), value = cell["interval95"], cell["value"]
         axis.plot([low, high], [place, place], color="0.35", linewidth=1.2, solid_capstyle="butt")
-        real = cell["p_holm"] is not None and cell["p_holm"] < 0.05
-        fill = "black" if real else "white"
+        fill = "black" if cell["real"] else "white"
         axis.plot(value, place, "o", color="black", markerfacecolor=fill, markersize=5)
         if len(cell["seeds"]) > 1:
             beside = [place + 0.25] * len(cell["seeds"])

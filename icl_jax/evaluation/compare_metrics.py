@@ -1,6 +1,7 @@
 """Which numbers of a task are compared, and how each is computed from the task's rows."""
 
 from collections.abc import Callable, Sequence
+import math
 from typing import NamedTuple
 
 import numpy as np
@@ -8,7 +9,7 @@ import numpy as np
 from icl_jax.evaluation.bootstrap import Statistic, mean_of, ratio_of, spearman_of
 from icl_jax.evaluation.sts_files import SUBSETS
 
-SIGN_TEST, BOOTSTRAP = "sign test", "paired bootstrap"
+_BITS = 1 / math.log(2)  # of a nat
 
 
 class Unit(NamedTuple):
@@ -17,13 +18,16 @@ class Unit(NamedTuple):
     name: str
     digits: int  # after the point
     better: str = "higher"
+    by_token: bool = False  # means something only where all arms have the same tokens
 
 
 SHARE = Unit("share of 1", 4)
 SPEARMAN = Unit("Spearman x 100, all", 2)
-LOSS = Unit("nats per token", 4, "lower")
-GAIN = Unit("nats gained per token", 4)
-UNITS = {unit.name: unit for unit in (SHARE, SPEARMAN, LOSS, GAIN)}
+LOSS = Unit("nats per token", 4, "lower", by_token=True)
+BY_CHARACTER = Unit("bits per character", 4, "lower")
+BY_BYTE = Unit("bits per byte", 4, "lower")
+GAIN = Unit("nats gained per token", 4, by_token=True)
+UNITS = {u.name: u for u in (SHARE, SPEARMAN, LOSS, BY_CHARACTER, BY_BYTE, GAIN)}
 
 
 class Metric(NamedTuple):
@@ -32,13 +36,19 @@ class Metric(NamedTuple):
     unit: Unit
     statistic: Statistic | None = None
     scores: np.ndarray | None = None  # of each item
-    test: str = BOOTSTRAP  # of a paired difference; sign test: scores are 0 or 1
+    sizes: np.ndarray | None = None  # of each item, where scores are summed and divided by them
+    counted: bool = False  # scores are 0 or 1, wrong or right
     mean_of: tuple[str, ...] = ()
 
     @property
     def items(self) -> int:
-        """How many it is computed from; of a mean those of the others."""
+        """How many can be drawn; of a mean those of the others."""
         return 0 if self.scores is None else len(self.scores)
+
+    @property
+    def items_with_size(self) -> int:
+        """How many it is computed from: a text without a token to predict adds nothing."""
+        return self.items if self.sizes is None else int(np.count_nonzero(self.sizes))
 
     def value(self, others: dict[str, "Metric"]) -> float:
         """The number itself: each item counts once."""
@@ -49,10 +59,14 @@ class Metric(NamedTuple):
 
 def _counted(right: Sequence[int]) -> Metric:
     right = np.asarray(right, np.float64)
-    return Metric(SHARE, mean_of(right), right, SIGN_TEST)
+    return Metric(SHARE, mean_of(right), right, counted=True)
 
 
-def _questions(rows: list[dict], results: dict) -> dict[str, Metric]:
+# Of each task: name -> metric, or None where the evaluation holds the number back.
+Metrics = dict[str, Metric | None]
+
+
+def _questions(rows: list[dict], results: dict) -> Metrics:
     f1 = np.array([row["f1"] for row in rows])
     metrics = {
         "exact_match": _counted([row["exact_match"] for row in rows]),
@@ -63,15 +77,16 @@ def _questions(rows: list[dict], results: dict) -> dict[str, Metric]:
     return metrics
 
 
-def _sts(rows: list[dict], results: dict) -> dict[str, Metric]:
+def _sts(rows: list[dict], results: dict) -> Metrics:
     """`all` of each set that is whole, and the average of the seven if all are."""
-    metrics = {}
+    metrics: Metrics = {}
     for name, own in _split(rows, "task").items():
-        if results[name]["all"]["spearman"] is not None:
-            cosine, gold = (np.array([row[key] for row in own]) for key in ("cosine", "gold"))
-            metrics[name] = Metric(SPEARMAN, _times_100(spearman_of(cosine, gold)), cosine)
-    if results["average"] is not None:
-        metrics["average"] = Metric(SPEARMAN, mean_of=tuple(SUBSETS))
+        cosine, gold = (np.array([row[key] for row in own]) for key in ("cosine", "gold"))
+        held_back = results[name]["all"]["spearman"] is None
+        whole = Metric(SPEARMAN, _times_100(spearman_of(cosine, gold)), cosine)
+        metrics[name] = None if held_back else whole
+    held_back = results["average"] is None
+    metrics["average"] = None if held_back else Metric(SPEARMAN, mean_of=tuple(SUBSETS))
     return metrics
 
 
@@ -79,31 +94,37 @@ def _times_100(statistic: Statistic) -> Statistic:
     return lambda counts_RN: 100 * statistic(counts_RN)
 
 
-def _glue(rows: list[dict], results: dict) -> dict[str, Metric]:
+def _glue(rows: list[dict], results: dict) -> Metrics:
     return {
         f"{name} accuracy": _counted([row["prediction"] == row["label"] for row in own])
         for name, own in _split(rows, "task").items()
     }
 
 
-def _perplexity(rows: list[dict], results: dict) -> dict[str, Metric]:
-    return {
-        f"loss of {name}": _by_token(own, [row["loss"] for row in own], LOSS)
-        for name, own in _split([row for row in rows if row["tokens"]], "source").items()
-    }
+def _perplexity(rows: list[dict], results: dict) -> Metrics:
+    metrics = {}
+    for name, own in _split(rows, "source").items():
+        bits = [row["text_loss"] * _BITS for row in own]
+        loss = [row["loss"] for row in own]
+        metrics[f"loss of {name}"] = _by_size(own, loss, "tokens", LOSS)
+        metrics[f"loss of {name}, by character"] = _by_size(own, bits, "characters", BY_CHARACTER)
+        metrics[f"loss of {name}, by byte"] = _by_size(own, bits, "bytes", BY_BYTE)
+    return metrics
 
 
-def _neighbour_gain(rows: list[dict], results: dict) -> dict[str, Metric]:
+def _neighbour_gain(rows: list[dict], results: dict) -> Metrics:
     """What neighbours before a sentence bring, against nothing and against random sentences."""
-    rows = [row for row in rows if row["tokens"]]
+    sides = {"gain_neighbours": "alone", "neighbour_gain": "with_random"}
     return {
-        name: _by_token(rows, [row[side] - row["with_neighbours"] for row in rows], GAIN)
-        for name, side in (("gain_neighbours", "alone"), ("neighbour_gain", "with_random"))
+        name: _by_size(rows, [row[side] - row["with_neighbours"] for row in rows], "tokens", GAIN)
+        for name, side in sides.items()
     }
 
 
-def _by_token(rows: list[dict], nats: list[float], unit: Unit) -> Metric:
-    return Metric(unit, ratio_of(nats, [row["tokens"] for row in rows]), np.array(nats))
+def _by_size(rows: list[dict], losses: list[float], size: str, unit: Unit) -> Metric | None:
+    """Losses by what `size` counts; a text without a token to predict, its loss 0, has none."""
+    sizes = np.array([row[size] if row["tokens"] else 0 for row in rows], np.float64)
+    return Metric(unit, ratio_of(losses, sizes), np.array(losses), sizes) if sizes.any() else None
 
 
 def _split(rows: list[dict], key: str) -> dict[str, list[dict]]:
@@ -116,7 +137,7 @@ def _split(rows: list[dict], key: str) -> dict[str, list[dict]]:
 class Compared(NamedTuple):
     """How a task is compared."""
 
-    metrics: Callable[[list[dict], dict], dict[str, Metric]]  # from its rows and results
+    metrics: Callable[[list[dict], dict], Metrics]  # from its rows and results
     item: tuple[str, ...]  # the fields of a row that are the item, not what a model made of it
 
 
@@ -124,6 +145,6 @@ TASKS = {
     "sts": Compared(_sts, ("task", "subset", "sentence1", "sentence2", "gold")),
     "nq_open": Compared(_questions, ("number", "question", "answers", "prompt")),
     "glue": Compared(_glue, ("task", "sentence1", "sentence2", "label")),
-    "perplexity": Compared(_perplexity, ("source", "document", "tokens", "bytes")),
-    "neighbour_gain": Compared(_neighbour_gain, ("query", "tokens")),
+    "perplexity": Compared(_perplexity, ("source", "document")),
+    "neighbour_gain": Compared(_neighbour_gain, ("query", "neighbour_ids", "random_ids", "tokens")),
 }

@@ -3,14 +3,15 @@
 from pathlib import Path
 from typing import NamedTuple
 
+import numpy as np
+
 from icl_jax.config import StageError
 from icl_jax.config_tree import differences
-from icl_jax.evaluation.compare_metrics import TASKS, Metric
+from icl_jax.evaluation.compare_metrics import TASKS, Metrics
 from icl_jax.evaluation.task import read_rows
 from icl_jax.step_folder import read_inputs, read_results
 
-# Inputs in which arms may differ: the model, how it makes vectors, and the precision of intervals.
-_OF_THE_MODEL = ("model", "vectors", "resamples")
+_OF_THE_WEIGHTS = ("checksum", "tokenizer", "max_tokens")  # of a recipe of sentence vectors
 _SHOWN = 3  # differences in one message
 
 
@@ -19,6 +20,20 @@ class Evaluation(NamedTuple):
 
     folder: Path
     tasks: tuple[str, ...]
+    model: dict  # its identity
+
+
+def open_arm(name: str, paths: list[Path]) -> list[Evaluation]:
+    """The evaluations of an arm's seeds; stops if two of them are of the same model."""
+    seeds = [open_evaluation(Path(path)) for path in paths]
+    for number, seed in enumerate(seeds):
+        for other in seeds[:number]:
+            if seed.model == other.model:
+                raise StageError(
+                    f"{other.folder} and {seed.folder} are two seeds of '{name}', but of the same "
+                    "model; name each evaluation once"
+                )
+    return seeds
 
 
 def open_evaluation(path: Path) -> Evaluation:
@@ -45,12 +60,19 @@ def open_evaluation(path: Path) -> Evaluation:
             f"the evaluation {folder} is not finished ({', '.join(unfinished)}); give its command "
             "again"
         )
-    return Evaluation(folder, tuple(tasks))
+    models = [read_inputs(folder / task)["model"] for task in tasks]
+    for task, model in zip(tasks, models, strict=True):
+        if model != models[0]:
+            raise StageError(
+                f"{folder / tasks[0]} and {folder / task} are of two models; evaluate again with "
+                "another --output, or delete the old one"
+            )
+    return Evaluation(folder, tuple(tasks), models[0])
 
 
 def read_metrics(
     task: str, arms: dict[str, list[Evaluation]], reference: str
-) -> dict[str, list[dict[str, Metric]]]:
+) -> dict[str, list[Metrics]]:
     """Arm -> the metrics of each seed; stops if any has other items than the reference."""
     first = arms[reference][0].folder / task
     first_items = [_item(task, row) for row in read_rows(first)]
@@ -65,21 +87,62 @@ def read_metrics(
     return metrics
 
 
+def find_common(
+    metrics: dict[str, list[Metrics]], reference: str
+) -> tuple[list[str], list[dict], list[str]]:
+    """The metrics that can be compared; those that cannot, with the reason; and what to note."""
+    common, left_out, shares = [], [], {}
+    for name in dict.fromkeys(n for seeds in metrics.values() for seed in seeds for n in seed):
+        found = {arm: [seed.get(name) for seed in seeds] for arm, seeds in metrics.items()}
+        lacking = [arm for arm, seeds in found.items() if None in seeds]
+        if lacking:
+            left_out.append({"metric": name, "arms": lacking, "why": "withheld or missing"})
+            continue
+        first = found[reference][0]
+        others = [
+            arm
+            for arm, seeds in found.items()
+            if not all(np.array_equal(seed.sizes, first.sizes) for seed in seeds)
+        ]
+        if others and first.unit.by_token:
+            why = f"other tokens than those of {reference}"
+            left_out.append({"metric": name, "arms": others, "why": why})
+            continue
+        common.append(name)
+        if others:
+            sums = [seed.sizes.sum() for seeds in found.values() for seed in seeds]
+            shares[name] = 1 - min(sums) / max(sums)
+    if not shares:
+        return common, left_out, []
+    note = (
+        f"{'; '.join(shares)}: not quite the same text in all arms, for their tokens differ and a "
+        "GPT does not predict the first token of a text. In all, its length differs by up to "
+        f"{max(shares.values()):.1%}."
+    )
+    return common, left_out, [note]
+
+
 def _tasks_in(folder: Path) -> list[str]:
     return [task for task in TASKS if (folder / task / "inputs.json").exists()]
 
 
 def _check_inputs(first: Path, folder: Path) -> None:
-    there, here = (
-        {key: value for key, value in read_inputs(held).items() if key not in _OF_THE_MODEL}
-        for held in (first, folder)
-    )
+    there, here = (_without_the_model(read_inputs(held)) for held in (first, folder))
     wrong = differences(there, here)
     if wrong:
         raise StageError(
             f"{folder} cannot be compared with {first}, for its data or settings are others "
             f"({'; '.join(wrong[:_SHOWN])}); evaluate both models in the same way"
         )
+
+
+def _without_the_model(inputs: dict) -> dict:
+    """What arms must have in common: data and settings, how vectors are made among them."""
+    inputs = {name: value for name, value in inputs.items() if name != "model"}
+    if "vectors" in inputs:
+        recipe = inputs["vectors"].items()
+        inputs["vectors"] = {name: said for name, said in recipe if name not in _OF_THE_WEIGHTS}
+    return inputs
 
 
 def _item(task: str, row: dict) -> dict:
@@ -96,5 +159,5 @@ def _check_items(first: Path, there: list[dict], folder: Path, here: list[dict])
         return
     raise StageError(
         f"{folder} cannot be compared with {first}, for its items are others ({wrong}); evaluate "
-        "both models on the same data with the same tokenizer"
+        "both models on the same data; where an item has tokens, with the same tokenizer"
     )

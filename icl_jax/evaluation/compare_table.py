@@ -4,12 +4,13 @@ import csv
 import io
 
 from icl_jax.evaluation.compare_metrics import UNITS, Unit
+from icl_jax.evaluation.compare_verdict import LEVEL
 
 FEW = 30  # items; a bootstrap of fewer is known to be too sure
 _CSV = (
     "task", "metric", "arm", "value", "low", "high", "seeds", "standard_deviation", "items",
     "right", "unit", "better", "difference", "difference_low", "difference_high", "test", "p",
-    "p_holm", "verdict",
+    "p_holm", "p_seeds", "real", "verdict",
 )  # fmt: skip
 
 
@@ -23,13 +24,18 @@ def make_markdown(comparison: dict) -> str:
         fewest = min(cell["items"] for cell in _cells(comparison["arms"], task))
         if fewest < FEW:
             parts += [f"Of {fewest} items alone, intervals are too narrow.", ""]
-    for task, arms in comparison["left_out"].items():
-        parts += [f"{task} is left out: {', '.join(arms)} has not been evaluated on it.", ""]
+        parts += [line for note in comparison["notes"].get(task, ()) for line in (note, "")]
+    if comparison["left_out"]:
+        parts += [f"Left out: {describe_left_out(comparison['left_out'])}.", ""]
     parts += [
         f"Differences are to {reference}, on the same items. 95% intervals by bootstrap over the "
-        f"items ({comparison['resamples']:,} resamples). p: two-sided, by the test that is named. "
-        f"Holm: p adjusted for all {count} comparisons. Both speak of other items of this kind, "
-        "not of other seeds of the training: for those look at the standard deviation over seeds.",
+        f"items ({comparison['resamples']:,} resamples). p over items: two-sided; of right or "
+        "wrong by the sign test if both arms have one seed, of all else by the paired bootstrap of "
+        f"the mean over seeds. Holm: this p, adjusted for all {count} comparisons. p over seeds: "
+        "Welch's t-test of the seeds' values, if both arms have several that are not all equal. A "
+        f"difference is real at {LEVEL} if Holm's p is below that, and, where both arms have "
+        "several seeds, p over seeds too. With 1 seed nothing is known of another training: the "
+        "test speaks of other items of this kind alone.",
         "",
     ]
     return "\n".join(parts)
@@ -40,31 +46,43 @@ def task_table(comparison: dict, task: str) -> str:
     reference, arms = comparison["reference"], comparison["arms"]
     several = any(len(cell["seeds"]) > 1 for cell in _cells(arms, task))
     counted = any(cell["right"] is not None for cell in _cells(arms, task))
-    first = _cells(arms, task)[0]
-    header = [f"metric ({first['unit']}, {first['better']} is better)"]
+    units = list(dict.fromkeys(_unit(cell) for cell in _cells(arms, task)))
+    header = [f"metric ({units[0]})" if len(units) == 1 else "metric"]
     header += ["arm", "value", "95% interval"]
     header += ["sd over seeds"] * several + ["right"] * counted
-    header += [f"difference to {reference}", "its 95% interval", "p", "Holm", "is it real?"]
+    header += [f"difference to {reference}", "its 95% interval", "p over items", "Holm"]
+    header += ["p over seeds"] * several + ["is it real?"]
     lines = [header, ["---"] * len(header)]
     for metric in next(iter(arms.values()))[task]:
         for arm in arms:
             cell = arms[arm][task][metric]
             unit = UNITS[cell["unit"]]
             name = metric.replace("_", " ").replace("f1", "F1")
+            name += "" if len(units) == 1 else f" ({_unit(cell)})"
             line = [name, arm, show(cell["value"], unit), show_interval(cell["interval95"], unit)]
             line += [_seeds(cell, unit)] * several + [_right(cell)] * counted
             if cell["p"] is None:
-                line += ["reference" if arm == reference else "", "", "", "", ""]
+                line += ["reference", "", "", "", *[""] * several, ""]
             else:
                 line += [
                     show(cell["difference"], unit, "+"),
                     show_interval(cell["difference_interval95"], unit, "+"),
                     f"{show_p(cell['p'])} ({cell['test']})",
                     show_p(cell["p_holm"]),
+                    *[_p_seeds(cell, arms[reference][task][metric])] * several,
                     cell["verdict"],
                 ]
             lines.append(line)
     return "\n".join(f"| {' | '.join(line)} |" for line in lines)
+
+
+def describe_left_out(left_out: list[dict]) -> str:
+    """Tasks and metrics that are not compared, why, and for which arms."""
+    return "; ".join(
+        f"{' '.join(filter(None, (left['task'], left['metric'])))} "
+        f"({left['why']} in {', '.join(left['arms'])})"
+        for left in left_out
+    )
 
 
 def make_csv(comparison: dict) -> str:
@@ -101,6 +119,17 @@ def show_p(p: float) -> str:
 
 def _cells(arms: dict, task: str) -> list[dict]:
     return [cell for tasks in arms.values() for cell in tasks[task].values()]
+
+
+def _unit(cell: dict) -> str:
+    return f"{cell['unit']}, {cell['better']} is better"
+
+
+def _p_seeds(cell: dict, reference: dict) -> str:
+    if cell["p_seeds"] is not None:
+        return show_p(cell["p_seeds"])
+    single = min(len(held["seeds"]) for held in (cell, reference)) == 1
+    return "none: 1 seed" if single else "none: seeds are equal"
 
 
 def _seeds(cell: dict, unit: Unit) -> str:

@@ -26,7 +26,9 @@ def without_figure(monkeypatch):
 
 def write_task(folder, rows, results=None, **inputs):
     folder.mkdir(parents=True)
-    write_json(folder / "inputs.json", {"model": {"checksum": str(folder)}, "data": 1, **inputs})
+    write_json(
+        folder / "inputs.json", {"model": {"checksum": str(folder.parent)}, "data": 1, **inputs}
+    )
     (folder / "outputs.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     write_json(folder / "results.json", results or {})
     return folder.parent
@@ -91,11 +93,12 @@ def test_a_difference_is_called_real_only_among_all_comparisons(tmp_path):
     result = compare(arms, "regular", tmp_path / "out", RESAMPLES)
     cells = {arm: result["arms"][arm]["nq_open"]["exact_match"] for arm in arms}
     assert result["comparisons"] == 6
-    assert cells["much"]["verdict"] == "better, real at 0.05"
+    assert cells["much"]["verdict"] == "better, real at 0.05 on these items (1 seed)"
+    assert [cells[arm]["real"] for arm in cells] == [None, True, False, False]
     assert cells["some"]["p"] == pytest.approx(2 * 0.5**6)
     assert cells["some"]["p_holm"] > 0.05
-    assert cells["some"]["verdict"] == "better at 0.05 by itself, not among all"
-    assert cells["same"]["p"] == 1.0 and cells["same"]["verdict"] == "not shown"
+    assert "better at 0.05 on these items (1 seed) by itself, not among" in cells["some"]["verdict"]
+    assert cells["same"]["p"] == 1.0 and cells["same"]["verdict"] == "no difference"
 
 
 def test_seeds_are_averaged_with_their_standard_deviation(tmp_path):
@@ -110,11 +113,76 @@ def test_seeds_are_averaged_with_their_standard_deviation(tmp_path):
     assert cell["seeds"] == pytest.approx([0.5, 0.6])
     assert cell["value"] == pytest.approx(0.55)
     assert cell["standard_deviation"] == pytest.approx(np.std([0.5, 0.6], ddof=1))
-    assert cell["p"] == stats.binomtest(6, 6).pvalue  # 6 items, ahead in one seed of two
+    # p: 6 items of 60 are ahead by half a point, so that few resamples are without any
+    assert cell["test"] == "paired bootstrap" and cell["p"] < 0.05
+    assert cell["p_seeds"] is None and "on these items (1 seed of regular)" in cell["verdict"]
     assert cell["right"] == pytest.approx(33)
     assert result["arms"]["regular"]["nq_open"]["exact_match"]["standard_deviation"] is None
     table = task_table(result, "nq_open")
-    assert "(2 seeds)" in table and "1 seed" in table and "33.0 of 60" in table
+    assert "(2 seeds)" in table and "33.0 of 60" in table and "| none: 1 seed |" in table
+
+
+def seeds_of(folder, rights):
+    return [
+        write_task(folder / str(n) / "nq_open", question_rows(right))
+        for n, right in enumerate(rights)
+    ]
+
+
+def test_one_seed_far_ahead_does_not_outvote_all_seeds_behind(tmp_path):
+    # in one seed of three ahead on 60 items, in all three behind on 25: 0.3 - 0.375 of a point
+    base = seeds_of(tmp_path / "a", [(np.arange(200) >= 60) & (np.arange(200) < 85)] * 3)
+    new = seeds_of(tmp_path / "b", [np.arange(200) < 60] + [np.zeros(200)] * 2)
+    result = compare({"a": base, "b": new}, "a", tmp_path / "out", RESAMPLES)
+    cell = result["arms"]["b"]["nq_open"]["exact_match"]
+    assert cell["difference"] == pytest.approx(-0.025) and cell["test"] == "paired bootstrap"
+    assert cell["verdict"] == "not shown"
+
+
+def test_real_needs_a_difference_over_seeds_too(tmp_path):
+    values = {"a": (60, 62, 64), "clear": (80, 82, 85), "noisy": (55, 80, 120), "equal": (90,) * 3}
+    values["none"] = (62, 60, 64)
+    arms = {
+        arm: seeds_of(tmp_path / arm, [np.arange(200) < n for n in counts])
+        for arm, counts in values.items()
+    }
+    result = compare(arms, "a", tmp_path / "out", 1000)
+    cells = {arm: result["arms"][arm]["nq_open"]["exact_match"] for arm in arms}
+    for arm in ("clear", "noisy"):
+        welch = stats.ttest_ind(np.array(values[arm]), np.array(values["a"]), equal_var=False)
+        assert cells[arm]["p_seeds"] == pytest.approx(welch.pvalue)
+        assert cells[arm]["p_holm"] < 0.05
+    assert cells["clear"]["verdict"] == "better, real at 0.05 over items and seeds"
+    assert cells["equal"]["real"] and not cells["noisy"]["real"]
+    assert cells["noisy"]["verdict"] == "better on these seeds, not shown over seeds"
+    assert cells["none"]["verdict"] == "no difference"
+    result = compare(arms | {"a": seeds_of(tmp_path / "same", [np.arange(200) < 60] * 2)}, "a",
+                     tmp_path / "out", 1000)  # fmt: skip
+    cell = result["arms"]["equal"]["nq_open"]["exact_match"]
+    assert cell["p_seeds"] is None and not cell["real"]
+    assert cell["verdict"] == "better on these seeds, not shown over seeds (they are equal)"
+    assert "| none: seeds are equal |" in task_table(result, "nq_open")
+
+
+def test_seeds_of_one_distribution_are_not_called_really_different(tmp_path):
+    random = np.random.default_rng(0)
+    real = over_items = 0
+    for trial in range(20):
+        arms = {
+            arm: seeds_of(
+                tmp_path / f"{trial}{arm}",
+                [random.random(300) < 0.4 + 0.1 * random.normal() for _ in range(3)],
+            )
+            for arm in "ab"
+        }
+        result = compare(arms, "a", tmp_path / "out", 200)
+        cell = result["arms"]["b"]["nq_open"]["exact_match"]
+        real += cell["real"]
+        over_items += cell["p_holm"] < 0.05
+    assert over_items > 5 and real <= 1  # 1 of 20 is what 0.05 means
+
+
+VECTORS = {"pooling": ["mean"], "special_tokens": True, "max_tokens": 512}
 
 
 def sts(folder, noise, seed):
@@ -129,7 +197,9 @@ def sts(folder, noise, seed):
         ]
         results[name] = {"all": {"spearman": 100 * stats.spearmanr(gold, cosine).statistic}}
     results["average"] = float(np.mean([held["all"]["spearman"] for held in results.values()]))
-    return write_task(folder / "sts", rows, results, vectors=str(folder)), results
+    return write_task(
+        folder / "sts", rows, results, vectors=VECTORS | {"checksum": str(folder)}
+    ), results
 
 
 def test_sts_compares_each_set_and_their_average(tmp_path):
@@ -142,17 +212,31 @@ def test_sts_compares_each_set_and_their_average(tmp_path):
     assert cells["average"]["items"] == 7 * 31
     assert cells["average"]["value"] == pytest.approx(of_b["average"])
     assert cells["average"]["difference"] == pytest.approx(of_b["average"] - of_a["average"])
-    assert cells["average"]["verdict"] == "better, real at 0.05"
+    assert cells["average"]["verdict"] == "better, real at 0.05 on these items (1 seed)"
     widths = [np.ptp(cells[name]["difference_interval95"]) for name in cells]
     assert widths[-1] < 0.6 * np.mean(widths[:-1])  # of seven independent ones
 
 
-def test_a_withheld_average_is_not_made_up(tmp_path):
-    folder, results = sts(tmp_path / "a", 1.0, 0)
+def test_what_an_arm_withholds_is_not_made_up_and_named(tmp_path):
+    (folder, results), (other, _) = sts(tmp_path / "a", 1.0, 0), sts(tmp_path / "b", 1.0, 1)
     results |= {"average": None, "STS13": {"all": {"spearman": None}}}
     write_json(folder / "sts" / "results.json", results)
-    result = compare({"a": [folder]}, "a", tmp_path / "out", RESAMPLES)
-    assert list(result["arms"]["a"]["sts"]) == [name for name in SUBSETS if name != "STS13"]
+    for arms in ({"a": [folder]}, {"a": [folder], "b": [other]}, {"b": [other], "a": [folder]}):
+        result = compare(arms, next(iter(arms)), tmp_path / "out", RESAMPLES)
+        assert list(result["arms"]["a"]["sts"]) == [name for name in SUBSETS if name != "STS13"]
+        assert result["left_out"] == [
+            {"task": "sts", "metric": name, "arms": ["a"], "why": "withheld or missing"}
+            for name in ("STS13", "average")
+        ]
+        assert "Left out: sts STS13 (withheld or missing in a); sts av" in make_markdown(result)
+
+
+def test_vectors_must_be_made_in_the_same_way(tmp_path):
+    (a, _), (b, _) = sts(tmp_path / "a", 1.0, 0), sts(tmp_path / "b", 1.0, 1)
+    inputs = json.loads((b / "sts/inputs.json").read_text())
+    inputs["vectors"] |= {"max_tokens": 128, "pooling": ["cls"]}
+    write_json(b / "sts/inputs.json", inputs)
+    refused(tmp_path, r"\(vectors.pooling: \['mean'\] there, \['cls'\] here\)", a=a, b=b)
 
 
 def test_the_other_tasks(tmp_path):
@@ -167,16 +251,20 @@ def test_the_other_tasks(tmp_path):
             for n in range(30)
         ]  # fmt: skip
         texts = [
-            {"source": "documents", "document": n, "tokens": int(t), "bytes": 9, "loss": float(x)}
+            {"source": "documents", "document": n, "tokens": int(t), "loss": float(x),
+             "text_loss": float(x), "characters": 4 * int(t), "bytes": 5 * int(t)}
             for n, (t, x) in enumerate(zip(tokens, loss, strict=True))
-        ]
+        ]  # fmt: skip
         gains = [
             {"query": n, "tokens": int(t), "alone": 3.0 * t, "with_random": 2.9 * t,
              "with_neighbours": float(x)}
             for n, (t, x) in enumerate(zip(tokens, loss, strict=True))
         ]  # fmt: skip
         write_task(tmp_path / arm / "glue", glue)
-        write_task(tmp_path / arm / "perplexity", [*texts, {**texts[0], "tokens": 0, "loss": 0.0}])
+        write_task(
+            tmp_path / arm / "perplexity",
+            [*texts, {**texts[0], "tokens": 0, "loss": 0.0, "text_loss": 0.0}],
+        )
         folders[arm] = [write_task(tmp_path / arm / "neighbour_gain", gains)]
         held[arm] = loss.sum() / tokens.sum()
     result = compare(folders, "a", tmp_path / "out", RESAMPLES)
@@ -188,7 +276,15 @@ def test_the_other_tasks(tmp_path):
     assert loss["value"] == pytest.approx(held["b"])
     assert (loss["items"], loss["better"]) == (30, "lower")
     assert loss["difference"] == pytest.approx(held["b"] - held["a"])
-    assert loss["verdict"] == "better, real at 0.05"
+    assert loss["verdict"] == "better, real at 0.05 on these items (1 seed)"
+    assert list(cells["perplexity"]) == [
+        f"loss of documents{by}" for by in ("", ", by character", ", by byte")
+    ]
+    by_byte = cells["perplexity"]["loss of documents, by byte"]
+    assert by_byte["value"] == pytest.approx(held["b"] / np.log(2) / 5)
+    assert (by_byte["items"], by_byte["unit"]) == (30, "bits per byte")
+    assert "loss of documents (nats per token, lower is" in task_table(result, "perplexity")
+    assert result["left_out"] == [] and result["notes"] == {}
     gain = cells["neighbour_gain"]
     assert gain["gain_neighbours"]["value"] == pytest.approx(3.0 - held["b"])
     assert gain["neighbour_gain"]["value"] == pytest.approx(2.9 - held["b"])
@@ -196,14 +292,43 @@ def test_the_other_tasks(tmp_path):
 
 
 def test_one_text_shows_no_difference(tmp_path):
-    row = {"source": "documents", "document": 0, "tokens": 900, "bytes": 9}
+    row = {"source": "documents", "document": 0, "tokens": 900, "bytes": 9, "characters": 9}
     a, b = (
-        write_task(tmp_path / arm / "perplexity", [row | {"loss": loss}])
+        write_task(tmp_path / arm / "perplexity", [row | {"loss": loss, "text_loss": loss}])
         for arm, loss in (("a", 2700.0), ("b", 1800.0))
     )
     result = compare({"a": [a], "b": [b]}, "a", tmp_path / "out", RESAMPLES)
     assert result["arms"]["b"]["perplexity"]["loss of documents"]["verdict"] == "not shown"
     assert "Of 1 items alone, intervals are too narrow" in make_markdown(result)
+
+
+def test_other_tokens_are_compared_by_character_and_byte_alone(tmp_path):
+    def texts(arm, tokens, first):
+        rows = [
+            {"source": "documents", "document": n, "tokens": tokens, "loss": 90.0 + n,
+             "text_loss": 90.0 + n, "characters": 100 - first, "bytes": 120 - first}
+            for n in range(4)
+        ]  # fmt: skip
+        nothing = dict.fromkeys(("tokens", "loss", "text_loss", "characters", "bytes"), 0)
+        rows += [{"source": "documents", "document": n, **nothing} for n in (4, 5, 6)]
+        rows += [{"source": "empty", "document": 0, **nothing}]
+        return write_task(tmp_path / arm / "perplexity", rows)
+
+    arms = {"a": [texts("a", 30, 0)], "b": [texts("b", 40, 0)], "c": [texts("c", 40, 4)]}
+    result = compare(arms, "a", tmp_path / "out", RESAMPLES)  # some draw empty texts alone
+    names = ["loss of documents, by character", "loss of documents, by byte"]
+    assert list(result["arms"]["c"]["perplexity"]) == names
+    cell = result["arms"]["c"]["perplexity"][names[1]]
+    assert cell["value"] == pytest.approx(366 / np.log(2) / (4 * 116)) and cell["items"] == 4
+    assert np.isfinite(cell["difference_interval95"]).all()
+    by_token = {"task": "perplexity", "metric": "loss of documents", "arms": ["b", "c"]}
+    assert by_token | {"why": "other tokens than those of a"} in result["left_out"]
+    assert [left["arms"] for left in result["left_out"][1:]] == [["a", "b", "c"]] * 3  # empty
+    told = make_markdown(result)
+    assert "Left out: perplexity loss of documents (other tokens than those of a in b, c)" in told
+    assert "does not predict the first token of a text" in told and "up to 4.0%" in told
+    del arms["c"]
+    assert compare(arms, "a", tmp_path / "out", RESAMPLES)["notes"] == {}
 
 
 def test_every_evaluation_can_be_compared():
@@ -262,8 +387,6 @@ def test_other_items_or_settings_are_refused_and_named(tmp_path):
     a = questions(tmp_path / "a", 0.2, prompt={"template": "Q"})
     b = questions(tmp_path / "b", 0.2, prompt={"template": "Q?"})
     refused(tmp_path, "prompt.template: 'Q' there, 'Q\\?' here", a=a, b=b)
-    c = questions(tmp_path / "c", 0.2, prompt={"template": "Q"}, resamples=7)
-    assert compare({"a": [a], "c": [c]}, "a", tmp_path / "fine", 50)
     rows = question_rows(np.zeros(60))
     d = write_task(tmp_path / "d/nq_open", rows[:-1], prompt={"template": "Q"})
     refused(tmp_path, "it has 59 of them, not 60", a=a, d=d)
@@ -289,10 +412,21 @@ def test_a_task_that_an_arm_lacks_is_left_out_and_named(tmp_path):
     rows = [{"task": "RTE", "label": "yes", "prediction": "no"}]
     write_task(a / "glue", rows)
     result = compare({"a": [a], "b": [b]}, "a", tmp_path / "fine", 50)
-    assert result["left_out"] == {"glue": ["b"]}
-    assert "glue is left out: b has" in make_markdown(result)
+    assert [(left["task"], left["arms"]) for left in result["left_out"]] == [("glue", ["b"])]
+    assert "Left out: glue (not evaluated in b)." in make_markdown(result)
     c = write_task(tmp_path / "c/glue", rows)
     refused(tmp_path, "no task that all arms", b=b, c=c)
+
+
+def test_two_models_in_one_evaluation_and_one_model_twice_are_refused(tmp_path):
+    a, b = questions(tmp_path / "a", 0.2), questions(tmp_path / "b", 0.2)
+    with pytest.raises(
+        StageError, match=r"b and .*b are two seeds of 'knn', but of the same model"
+    ):
+        compare({"a": [a], "knn": [b, b]}, "a", tmp_path / "out")
+    rows = [{"task": "RTE", "label": "yes", "prediction": "no"}]
+    write_task(b / "glue", rows, model={"checksum": "another"})
+    refused(tmp_path, "b/nq_open and .*b/glue are of two models; evaluate again", a=a, b=b)
 
 
 def test_wrong_names_are_refused(tmp_path):
