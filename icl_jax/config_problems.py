@@ -351,4 +351,5 @@ def require_at_least_0(found: list[str], config: object, *names: str) -> None:
 
 def require_choice(found: list[str], name: str, value: str, choices: tuple[str, ...]) -> None:
     if value not in choices:
-        found.append(f"{name} must be one of {', '.join(choices)}, got '{value}'")
+        several = "; several are written \"('a','b')\"" if "," in value else ""
+        found.append(f"{name} must be one of {', '.join(choices)}, got '{value}'{several}")

@@ -41,6 +41,12 @@ def _train(config: ExperimentConfig, workdir) -> None:
     train(config, workdir)
 
 
+def _check_evaluation(config: ExperimentConfig) -> None:
+    from icl_jax.evaluation.evaluate import check_before_design
+
+    check_before_design(config)
+
+
 def _check_before_training(config: ExperimentConfig, workdir) -> None:
     from icl_jax.evaluation.evaluate import check_before_training
 
@@ -98,6 +104,8 @@ def main(argv: Sequence[str]) -> None:
         workdir = epath.Path(_WORKDIR.value)
         if "design" in stages and "train" in stages:
             _check_before_design(config, workdir)  # not after hours of designing
+        if "evaluate" in stages:
+            _check_evaluation(config)
         for name in STAGES:
             if name == "train" and {"train", "evaluate"} <= set(stages):
                 _check_before_training(config, workdir)

@@ -83,7 +83,7 @@ def alone_in(path: Path):
         lock = (path / "lock").open("w")
     except OSError as error:
         raise ConfigError(
-            f"--workdir: {path} cannot be written to ({error.strerror}); choose another"
+            f"{path} cannot be written to ({error.strerror}); choose another folder"
         ) from None
     with lock as file:
         try:
@@ -91,7 +91,7 @@ def alone_in(path: Path):
         except BlockingIOError:
             raise StageError(
                 f"another process is at work in {path}; wait for it, stop it, or choose another "
-                "--workdir"
+                "folder"
             ) from None
         yield  # the lock ends with the process, however that ends
 
@@ -128,7 +128,7 @@ def require_space(path: Path, needed: int, what: str) -> None:
     if needed > free:
         raise StageError(
             f"{what} will take {needed / 1e9:.1f} GB in {path}, but the disk has only "
-            f"{free / 1e9:.1f} GB free; free some space or choose another --workdir"
+            f"{free / 1e9:.1f} GB free; free some space or choose another folder"
         )
 
 

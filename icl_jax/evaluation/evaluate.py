@@ -10,7 +10,7 @@ from jax.sharding import Mesh
 from icl_jax.config import ConfigError, EvaluationConfig, ExperimentConfig, StageError
 from icl_jax.config_tree import validate
 from icl_jax.evaluation.subject import Subject, open_subject, planned_subject
-from icl_jax.evaluation.task import Task, read_finished, run_task
+from icl_jax.evaluation.task import Task, check_folder, read_finished, read_model, run_task
 from icl_jax.sharding import make_mesh
 from icl_jax.step_folder import OtherInputsError, alone_in, beside, write_json
 
@@ -43,47 +43,78 @@ def evaluate(subject: Subject, config: EvaluationConfig, output: Path, mesh: Mes
     """Runs what is not yet done; prints each task's table, writes `output` and the same as .md."""
     if output.suffix != ".json":
         raise ConfigError(f"--output must end in .json, got {output}")
-    if not config.tasks:
-        raise ConfigError(f"no task to evaluate; expected --tasks=, some of {', '.join(TASKS)}")
-    _check_one_process()
+    _check_call(config)
     tasks = open_tasks(subject, config)
     bootstrap = {"resamples": config.resamples, "seed": config.seed}
     folder = output.with_suffix("")
     with alone_in(folder):
+        _check_folders(subject, tasks, folder)  # all before the first one runs
         for name, task in tasks.items():
-            try:
-                table = run_task(task, name, subject.identity, bootstrap, folder / name, mesh)
-                print(f"\n{table}", flush=True)
-            except OtherInputsError as error:
-                raise StageError(
-                    f"{error.path} was made from other inputs ({error.differences}); undo the "
-                    "difference, delete that folder, or evaluate into another file "
-                    "(icl_jax.evaluation.run --output=FILE.json)"
-                ) from None
-        results, tables = {"model": {"path": subject.path, **subject.identity}}, ""
-        for name in TASKS:  # also those that an earlier command asked for
-            if finished := read_finished(folder / name, subject.identity):
-                results[name] = finished[0]
-                tables += f"\n{finished[1]}"
-        write_json(output, results)
-        with beside(output.with_suffix(".md")) as partial:
-            partial.write_text(f"# {subject.path}\n{tables}")
+            table = run_task(task, name, subject.identity, bootstrap, folder / name, mesh)
+            print(f"\n{table}", flush=True)
+            results = _write(subject, folder, output)
     print(f"results: {output}; line by line: {folder}/TASK/outputs.jsonl")
+    return results
+
+
+def _check_folders(subject: Subject, tasks: dict[str, Task], folder: Path) -> None:
+    """Stops where other tasks are of another model, or these were made from other inputs."""
+    where = "evaluate into another file (icl_jax.evaluation.run --output=FILE.json)"
+    for name in TASKS:
+        file = folder / name / "inputs.json"
+        if name not in tasks and file.exists() and read_model(folder / name) != subject.identity:
+            raise StageError(f"{folder / name} is of another model; delete it, or {where}")
+    for name, task in tasks.items():
+        try:
+            check_folder(task, subject.identity, folder / name)
+        except OtherInputsError as error:
+            raise StageError(
+                f"{error.path} was made from other inputs ({error.differences}); undo the "
+                f"difference, delete that folder, or {where}"
+            ) from None
+
+
+def _write(subject: Subject, folder: Path, output: Path) -> dict:
+    """All that is finished, also of earlier commands."""
+    results, tables = {"model": {"path": subject.path, **subject.identity}}, ""
+    for name in TASKS:
+        if finished := read_finished(folder / name):
+            results[name] = finished[0]
+            tables += f"\n{finished[1]}"
+    write_json(output, results)
+    with beside(output.with_suffix(".md")) as partial:
+        partial.write_text(f"# {subject.path}\n{tables}")
     return results
 
 
 def evaluate_run(config: ExperimentConfig, workdir: epath.Path) -> dict:
     """The stage `evaluate`: the last checkpoint of a run."""
     validate(config)
+    _check_call(config.evaluation)
     wanted = config.evaluation
     subject = open_subject(str(workdir), wanted.tokenizer, wanted.ema)
     return evaluate(subject, wanted, default_output(subject), make_mesh(config.mesh))
 
 
-def check_before_training(config: ExperimentConfig, workdir: epath.Path) -> None:
-    """Stops on what the stage `evaluate` would stop on, hours earlier."""
+def check_before_design(config: ExperimentConfig) -> None:
+    """Stops on evaluation data that is wrong, days before it is needed."""
     validate(config)
-    _check_one_process()
+    _check_call(config.evaluation)
+    found = []
+    for name in config.evaluation.tasks:
+        module = importlib.import_module(f"icl_jax.evaluation.{TASKS[name][0]}")
+        try:
+            getattr(module, "check_data", lambda config: None)(config.evaluation)
+        except (ConfigError, StageError) as error:
+            found.append(f"{name}: {error}")
+    if found:
+        raise ConfigError("; ".join(found))
+
+
+def check_before_training(config: ExperimentConfig, workdir: epath.Path) -> None:
+    """Stops on all that the stage `evaluate` would stop on, hours earlier."""
+    validate(config)
+    _check_call(config.evaluation)
     open_tasks(planned_subject(config, workdir), config.evaluation)
 
 
@@ -96,7 +127,12 @@ def default_output(subject: Subject) -> Path:
     return Path("evaluation") / f"{Path(subject.path).resolve().name}.json"
 
 
-def _check_one_process() -> None:
+def _check_call(config: EvaluationConfig) -> None:
+    if not config.tasks:
+        raise ConfigError(
+            "no task to evaluate; expected evaluation.tasks (--tasks of icl_jax.evaluation.run), "
+            f"some of {', '.join(TASKS)}"
+        )
     if jax.process_count() > 1:
         raise ConfigError(
             f"expected one process, got {jax.process_count()}: one process evaluates, on all its "

@@ -6,12 +6,17 @@ from jax.sharding import Mesh
 import numpy as np
 
 from icl_jax.config import ConfigError, EvaluationConfig, StageError
-from icl_jax.evaluation.sentence_vectors import describe_recipe, make_recipe
 from icl_jax.evaluation.sts_files import Pair, read_sets
 from icl_jax.evaluation.sts_scores import score_sets
 from icl_jax.evaluation.sts_table import make_table
+from icl_jax.evaluation.sts_vectors import describe_recipe, make_recipe
 from icl_jax.evaluation.subject import Subject
 from icl_jax.retrieval.encoder_transformer import TransformerEncoder
+
+
+def check_data(config: EvaluationConfig) -> None:
+    """Stops on files that cannot be read."""
+    read_sets(config)
 
 
 class Sts:

@@ -25,7 +25,7 @@ def score_sets(sets: Sequence[PairSet], rows: list[dict], resamples: int, seed: 
         if scores["all"]["spearman"] is not None:
             statistic = bootstrap.spearman_of(*_columns(own))
             draws[held.name] = 100 * bootstrap.draw(statistic, len(own), resamples, (seed, number))
-            scores["all"]["spearman_interval"] = bootstrap.interval(draws[held.name])
+            scores["all"]["spearman_interval95"] = bootstrap.interval(draws[held.name])
         results[held.name] = {**scores, "unscored": held.unscored, "source": held.source}
     seven = [results[name]["all"] for name in SUBSETS if name in results]
     means = dict.fromkeys(KINDS) if len(seven) < len(SUBSETS) else _mean(seven)
@@ -35,7 +35,7 @@ def score_sets(sets: Sequence[PairSet], rows: list[dict], resamples: int, seed: 
     return {
         **results,
         "average": means["spearman"],
-        "average_interval": interval,
+        "average_interval95": interval,
         "average_pearson": means["pearson"],
         "average_of": f"Spearman x 100, all, mean of {', '.join(SUBSETS)}",
         "missing": [name for held in sets for name in held.missing],

@@ -18,11 +18,11 @@ def make_table(results: dict) -> str:
             [_number(found.get(group, {}).get(kind)) for group in ("all", "mean", "wmean")]
             for kind in ("spearman", "pearson")
         )
-        interval = _interval(found["all"].get("spearman_interval"))
+        interval = _interval(found["all"].get("spearman_interval95"))
         cells = [name, found["pairs"], spearman[0], interval, *spearman[1:], *pearson]
         lines.append(f"| {' | '.join(map(str, cells))} |")
     if results["average"] is not None:
-        cells = [_number(results["average"]), _interval(results["average_interval"]), "", ""]
+        cells = [_number(results["average"]), _interval(results["average_interval95"]), "", ""]
         pearson = [_number(results["average_pearson"]), "", ""]
         lines.append(f"| **average of the seven** |  | {' | '.join([*cells, *pearson])} |")
     lines += [

@@ -53,16 +53,12 @@ class Subject:
         return isinstance(self.config, RobertaConfig)
 
     def own_workdir(self, field: str) -> Path:
-        """The workdir of a run; other models have none, and `field` takes one."""
+        """The workdir of a run; other models have none, and `field` takes another source."""
         if self.kind != "run":
             raise ConfigError(
-                f"{self.path} is no run with a design of its own; name the workdir of one or a "
-                f"folder of records in {field}"
+                f"{self.path} is no run with a design of its own; name another in {field}"
             )
-        path = Path(self.path)
-        if path.parent.name == "checkpoints":
-            return path.parent.parent
-        return path.parent if path.name == "checkpoints" else path
+        return self.network.parents[2]
 
     def load(self, mesh: Mesh) -> GPT | Roberta:
         """The model itself, on the shards of `mesh`; read once."""
@@ -77,17 +73,24 @@ def open_subject(path: str, tokenizer: str = "", ema: bool = False) -> Subject:
 
     `tokenizer` is a folder; without one it is the model's own, or that of the run's design.
     """
-    if not epath.Path(path).exists():
-        raise ConfigError(
-            f"there is no model at {path}; expected a run's workdir, WORKDIR/checkpoints/STEP, or "
-            "a Hugging Face or sentence-transformers folder"
-        )
+    expected = (
+        "expected a run's workdir, WORKDIR/checkpoints/STEP, or a Hugging Face or "
+        "sentence-transformers folder"
+    )
+    if "://" in path:
+        raise ConfigError(f"{path}: expected a local path; copy the model here first")
+    if not Path(path).exists():
+        raise ConfigError(f"there is no model at {path}; {expected}")
     if (epath.Path(path) / "modules.json").exists():
         kind = "sentence-transformers"
         network = Path(path) / read_json(Path(path) / "modules.json", list)[0].get("path", "")
     elif is_huggingface(path):
         kind, network = "model folder", Path(path)
     else:
+        try:
+            checkpoint.find(path)
+        except ConfigError as error:
+            raise ConfigError(f"{error}; {expected}") from None
         return _open_run(path, tokenizer, ema)
     if ema:
         raise ConfigError(f"{path} is a {kind}, which has no moving average of its weights")
@@ -118,9 +121,9 @@ def _open_run(path: str, tokenizer: str, ema: bool) -> Subject:
 def planned_subject(config: ExperimentConfig, workdir: epath.Path) -> Subject:
     """What a run will be evaluated as, before it is trained; it cannot be loaded."""
     folder = config.evaluation.tokenizer or _tokenizer_of_run(str(workdir), workdir, config)
-    return _checked(
-        Subject(str(workdir), "run", Path(workdir), config.model, open_tokenizer(folder), {})
-    )
+    network = Path(workdir) / "checkpoints" / str(config.training.steps) / "params"
+    tokenizer = open_tokenizer(folder)
+    return _checked(Subject(str(workdir), "run", network, config.model, tokenizer, {}))
 
 
 def open_tokenizer(folder: str) -> Tokenizer:
@@ -144,8 +147,8 @@ def _tokenizer_of_run(path: str, workdir: epath.Path, config: ExperimentConfig) 
             return str(design / "tokenizer")
     raise ConfigError(
         f"the tokenizer of {path} is not known: expected {candidates[0] / 'tokenizer'}, which a "
-        "design stage makes; name the folder of the tokenizer (--tokenizer=FOLDER of "
-        "icl_jax.evaluation.run, evaluation.tokenizer of a config)"
+        "design stage makes; name the folder of the tokenizer in evaluation.tokenizer (--tokenizer "
+        "of icl_jax.evaluation.run)"
     )
 
 
@@ -156,8 +159,8 @@ def _checked(subject: Subject) -> Subject:
     if highest >= subject.config.vocab_size:
         raise ConfigError(
             f"the tokenizer of {subject.path} has tokens up to {highest}, but the model knows only "
-            f"{subject.config.vocab_size}; name the folder of its own tokenizer (--tokenizer, or "
-            "evaluation.tokenizer of a config)"
+            f"{subject.config.vocab_size}; name the folder of its own tokenizer in "
+            "evaluation.tokenizer (--tokenizer of icl_jax.evaluation.run)"
         )
     return subject
 

@@ -37,6 +37,11 @@ class Task(Protocol):
         """The results for people."""
 
 
+def check_folder(task: Task, identity: dict, folder: Path) -> None:
+    """Stops if what is in `folder` was made from other inputs."""
+    StepFolder(folder, {"model": identity, **task.inputs})
+
+
 def run_task(
     task: Task, name: str, identity: dict, bootstrap: dict, folder: Path, mesh: Mesh
 ) -> str:
@@ -56,12 +61,15 @@ def run_task(
     return (folder / TABLE).read_text()
 
 
-def read_finished(folder: Path, identity: dict) -> tuple[dict, str] | None:
-    """Results and table of a task that is complete for this model."""
+def read_finished(folder: Path) -> tuple[dict, str] | None:
+    """Results and table of a task that is complete."""
     results = read_results(folder)
-    if results is None or read_inputs(folder)["model"] != identity:
-        return None
-    return results, (folder / TABLE).read_text()
+    return None if results is None else (results, (folder / TABLE).read_text())
+
+
+def read_model(folder: Path) -> dict:
+    """The identity of the model that a task's folder belongs to."""
+    return read_inputs(folder)["model"]
 
 
 def read_rows(folder: Path) -> list[dict]:

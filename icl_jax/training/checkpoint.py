@@ -62,7 +62,7 @@ def _items(state: TrainState) -> dict:
 
 def find(path: str) -> tuple[epath.Path, int]:
     """The folder of checkpoints and the step that `path` names: a workdir, or one checkpoint."""
-    folder = epath.Path(path)
+    folder = epath.Path(path).resolve()  # of "." or "200" the name tells nothing
     if folder.name.isdigit() and folder.parent.name == "checkpoints":
         names, folder = [folder.name] if folder.exists() else [], folder.parent
     else:

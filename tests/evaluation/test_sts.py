@@ -12,11 +12,11 @@ import pytest
 from scipy import stats
 
 from icl_jax.config import ConfigError, EncoderConfig, StageError, StsConfig
-from icl_jax.evaluation.sentence_vectors import make_recipe
 from icl_jax.evaluation.sts import Sts
 from icl_jax.evaluation.sts_files import SUBSETS, PairSet
 from icl_jax.evaluation.sts_scores import score_sets
 from icl_jax.evaluation.sts_table import make_table
+from icl_jax.evaluation.sts_vectors import make_recipe
 from icl_jax.evaluation.task import read_rows, run_task
 from icl_jax.models import huggingface
 from icl_jax.retrieval.encoders import open_encoder
@@ -223,7 +223,7 @@ def test_a_killed_evaluation_goes_on_and_ends_the_same(folders, tmp_path, monkey
     assert results["STS14"]["all"]["pearson"] == 100 * stats.pearsonr(*both).statistic
     alls = [results[name]["all"]["spearman"] for name in SUBSETS]
     assert results["average"] == pytest.approx(np.mean(alls)) and len(alls) == 7
-    low, high = results["average_interval"]
+    low, high = results["average_interval95"]
     assert low < results["average"] < high
     assert "average of the seven" in table and "withheld" not in table and "sts/original" in table
     assert results["missing"] == results["undefined"] == [] and results["resamples"] == 200
@@ -275,7 +275,7 @@ def test_a_missing_subset_withholds_its_year_and_the_average():
     none = {"spearman": None, "pearson": None}
     assert [results["STS13"][name] for name in ("all", "mean", "wmean")] == [none] * 3
     assert set(results["STS13"]["subsets"]) == {"headlines", "OnWN"}
-    assert results["average"] is results["average_pearson"] is results["average_interval"] is None
+    assert results["average"] is results["average_pearson"] is results["average_interval95"] is None
     assert results["STS12"]["all"]["spearman"] is not None
     assert results["missing"] == ["STS13/FNWN"] and results["undefined"] == []
     table = make_table(results)

@@ -42,12 +42,15 @@ def test_a_folder_is_known_before_its_weights_are_read(gpt, tmp_path):
     assert small.subject_of(other).identity != subject.identity
 
 
-def test_a_run_is_its_last_checkpoint_with_the_tokenizer_of_its_design(run):
+def test_a_run_is_its_last_checkpoint_with_the_tokenizer_of_its_design(run, monkeypatch):
     config, workdir = run
     subject = open_subject(str(workdir))
     assert subject.kind == "run" and subject.identity["step"] == 2
     named = open_subject(str(workdir / "checkpoints" / "2"))
     assert named.identity == subject.identity
+    monkeypatch.chdir(workdir / "checkpoints")
+    assert open_subject("2").identity == subject.identity
+    monkeypatch.undo()
     average = open_subject(str(workdir), ema=True)
     assert average.identity["checksum"] != subject.identity["checksum"]
     tokens = np.array([[5, 6, 7]])
@@ -84,5 +87,5 @@ def test_what_cannot_be_evaluated_is_told(run, gpt, tmp_path):
 def test_a_run_without_tokenizer_says_where_it_was_sought(run, tmp_path):
     _, workdir = run
     shutil.copytree(workdir / "checkpoints", tmp_path / "checkpoints")
-    with pytest.raises(ConfigError, match="--tokenizer=FOLDER"):
+    with pytest.raises(ConfigError, match="name the folder of the tokenizer"):
         open_subject(str(tmp_path))

@@ -1,5 +1,6 @@
 """Items become rows part by part; what is finished is not made again, and other inputs are told."""
 
+import dataclasses
 import json
 
 import pytest
@@ -46,15 +47,14 @@ def test_rows_results_and_table_are_written(tmp_path):
     assert read_rows(tmp_path) == [
         {"number": n, "length": len(word)} for n, word in enumerate(WORDS)
     ]
-    assert read_finished(tmp_path, MODEL) == ({"mean": 2.2, "bootstrap": BOOTSTRAP}, table)
-    assert read_finished(tmp_path, MODEL | {"checksum": "1"}) is None
+    assert read_finished(tmp_path) == ({"mean": 2.2, "bootstrap": BOOTSTRAP}, table)
     assert not list(tmp_path.glob("part-*"))
 
 
 def test_a_killed_task_goes_on_after_its_last_part(tmp_path):
     with pytest.raises(KeyboardInterrupt):
         run_task(Lengths(WORDS, until="dddd"), "lengths", MODEL, BOOTSTRAP, tmp_path, None)
-    assert read_finished(tmp_path, MODEL) is None
+    assert read_finished(tmp_path) is None
     again = Lengths(WORDS)
     run_task(again, "lengths", MODEL, BOOTSTRAP, tmp_path, None)
     assert again.asked == ["ccc", "dddd", "\u2028"]
@@ -78,7 +78,7 @@ def test_other_resamples_make_results_anew_of_the_rows_that_are_there(tmp_path):
     again = Lengths(WORDS)
     run_task(again, "lengths", MODEL, BOOTSTRAP | {"resamples": 20}, tmp_path, None)
     assert again.asked == []
-    assert read_finished(tmp_path, MODEL)[0]["bootstrap"]["resamples"] == 20
+    assert read_finished(tmp_path)[0]["bootstrap"]["resamples"] == 20
 
 
 def test_other_words_or_another_model_are_refused(tmp_path):
@@ -109,9 +109,32 @@ def test_results_of_earlier_commands_stay_in_the_file(tmp_path, subject, monkeyp
     assert held["model"]["checksum"] == subject.identity["checksum"]
     assert output.with_suffix(".md").read_text().count("mean length") == 2
     assert "mean length: 2.0" in capsys.readouterr().out
-    use(monkeypatch, sts=Lengths(["other"]))
-    with pytest.raises(StageError, match="evaluate into another file"):
-        stage.evaluate(subject, small.evaluation(tasks=("sts",)), output, None)
+
+
+def test_other_inputs_or_another_model_are_told_before_anything_runs(
+    tmp_path, subject, monkeypatch
+):
+    output = tmp_path / "here.json"
+    use(monkeypatch, sts=Lengths(WORDS))
+    stage.evaluate(subject, small.evaluation(tasks=("sts",)), output, None)
+    first = Lengths(["zz"])
+    use(monkeypatch, glue=first, sts=Lengths(["other"]))
+    with pytest.raises(StageError, match=r"sts was made from other inputs .*into another file"):
+        stage.evaluate(subject, small.evaluation(tasks=("glue", "sts")), output, None)
+    assert first.asked == []
+    other = dataclasses.replace(subject, identity=subject.identity | {"checksum": "other"})
+    use(monkeypatch, glue=first)
+    with pytest.raises(StageError, match="sts is of another model; delete it"):
+        stage.evaluate(other, small.evaluation(tasks=("glue",)), output, None)
+    assert first.asked == [] and json.loads(output.read_text())["sts"]["mean"] == 2.2
+
+
+def test_what_is_finished_is_in_the_file_whatever_happens_then(tmp_path, subject, monkeypatch):
+    output = tmp_path / "here.json"
+    use(monkeypatch, sts=Lengths(WORDS), glue=Lengths(["zz"], until="zz"))
+    with pytest.raises(KeyboardInterrupt):
+        stage.evaluate(subject, small.evaluation(tasks=("sts", "glue")), output, None)
+    assert json.loads(output.read_text()).keys() == {"model", "sts"}
 
 
 def test_a_wrong_output_and_no_task_are_told(tmp_path, subject):
