@@ -19,6 +19,7 @@ from scipy import stats
 # counts_RN, how often each item was drawn -> R values
 Statistic = Callable[[np.ndarray], np.ndarray]
 
+FEW_ITEMS = 30  # a bootstrap of fewer is known to be too sure
 CELLS = 1 << 16  # of counts that are held at once: 0.5 MB, which a cache holds
 ROUNDING = 1e-12  # a difference that comes from the order in which numbers were added
 
@@ -76,9 +77,32 @@ def interval(values: np.ndarray) -> list[float]:
     return [float(end) for end in np.percentile(values, (2.5, 97.5))]
 
 
-def mean_interval(scores: Sequence[float], resamples: int, seed: int) -> list[float]:
-    """The 95% interval of the mean of some items' scores."""
-    return interval(draw(mean_of(scores), len(scores), resamples, seed))
+def mean_interval(scores: Sequence[float], resamples: int, seed: int) -> list[float] | None:
+    """The 95% interval of the mean of some items' scores; None: there are fewer than 2."""
+    return ratio_interval(scores, np.ones(len(scores)), resamples, seed)
+
+
+def ratio_interval(
+    numerators: Sequence[float], denominators: Sequence[float], resamples: int, seed: int
+) -> list[float] | None:
+    """The 95% interval of a ratio of sums; None: fewer than 2 items have a denominator."""
+    if np.count_nonzero(denominators) < 2:
+        return None
+    with np.errstate(invalid="ignore", divide="ignore"):  # only items without one drawn
+        values = draw(ratio_of(numerators, denominators), len(denominators), resamples, seed)
+    return interval(values[np.isfinite(values)])
+
+
+def show_interval(ends: Sequence[float] | None, show: Callable[[float], str]) -> str:
+    """LOW to HIGH, for a table."""
+    return " to ".join(map(show, ends)) if ends else "-"
+
+
+def tell_few_items(*counts: int) -> list[str]:
+    """What a table says of intervals over so few items; nothing where there are enough."""
+    few = [count for count in counts if 2 <= count < FEW_ITEMS]
+    told = [f"Of {min(few)} items alone, intervals are too narrow."] if few else []
+    return told + ["Fewer than 2 items have no interval."] * (min(counts) < 2)
 
 
 def p_value(values: np.ndarray, differing: int) -> float:

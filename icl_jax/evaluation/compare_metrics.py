@@ -95,9 +95,11 @@ def _times_100(statistic: Statistic) -> Statistic:
 
 
 def _glue(rows: list[dict], results: dict) -> Metrics:
+    guesses = {"accuracy": "prediction", "accuracy by token": "prediction_normalised"}
     return {
-        f"{name} accuracy": _counted([row["prediction"] == row["label"] for row in own])
+        f"{name} {accuracy}": _counted([row[guess] == row["label"] for row in own])
         for name, own in _split(rows, "task").items()
+        for accuracy, guess in guesses.items()
     }
 
 

@@ -3,10 +3,10 @@
 import csv
 import io
 
+from icl_jax.evaluation.bootstrap import FEW_ITEMS
 from icl_jax.evaluation.compare_metrics import UNITS, Unit
 from icl_jax.evaluation.compare_verdict import LEVEL
 
-FEW = 30  # items; a bootstrap of fewer is known to be too sure
 _CSV = (
     "task", "metric", "arm", "value", "low", "high", "seeds", "standard_deviation", "items",
     "right", "unit", "better", "difference", "difference_low", "difference_high", "test", "p",
@@ -22,7 +22,7 @@ def make_markdown(comparison: dict) -> str:
     for task in tasks:
         parts += [f"## {task}", "", task_table(comparison, task), ""]
         fewest = min(cell["items"] for cell in _cells(comparison["arms"], task))
-        if fewest < FEW:
+        if fewest < FEW_ITEMS:
             parts += [f"Of {fewest} items alone, intervals are too narrow.", ""]
         parts += [line for note in comparison["notes"].get(task, ()) for line in (note, "")]
     if comparison["left_out"]:

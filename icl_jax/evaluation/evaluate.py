@@ -7,7 +7,13 @@ from etils import epath
 import jax
 from jax.sharding import Mesh
 
-from icl_jax.config import ConfigError, EvaluationConfig, ExperimentConfig, StageError
+from icl_jax.config import (
+    ConfigError,
+    EvaluationConfig,
+    ExperimentConfig,
+    GPTConfig,
+    StageError,
+)
 from icl_jax.config_tree import validate
 from icl_jax.evaluation.subject import Subject, open_subject, planned_subject
 from icl_jax.evaluation.task import Task, check_folder, read_finished, read_model, run_task
@@ -101,6 +107,8 @@ def check_before_design(config: ExperimentConfig) -> None:
     validate(config)
     _check_call(config.evaluation)
     found = []
+    if "nq_open" in config.evaluation.tasks and not isinstance(config.model, GPTConfig):
+        found.append("nq_open: the model predicts masked tokens and cannot generate; train a GPT")
     for name in config.evaluation.tasks:
         module = importlib.import_module(f"icl_jax.evaluation.{TASKS[name][0]}")
         try:

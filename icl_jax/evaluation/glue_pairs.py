@@ -14,6 +14,7 @@ COLUMNS = {
     "sentence2": ("sentence2", "hypothesis"),
     "label": ("gold_label", "label"),
 }
+DATA_FIELD = "evaluation.data (--data of icl_jax.evaluation.run)"
 UNLABELLED = ("-", "-1", "")
 
 
@@ -30,8 +31,8 @@ def find_pairs(task: str, data: str) -> str:
     """The file of a task in the data folder."""
     if task not in PLACES or not data:
         raise ConfigError(
-            f"glue: where is {task}? Name its file, --evaluation.glue.files={task}=FILE"
-            + (", or a data folder, --data=FOLDER" if task in PLACES else "")
+            f"where is {task}? Name its file, {task}=FILE in evaluation.glue.files"
+            + (f", or a data folder, {DATA_FIELD}" if task in PLACES else "")
         )
     place = Path(data) / "glue" / PLACES[task]
     names = [f"{place}{end}{packed}" for end in FORMATS for packed in ("", ".gz")]
@@ -39,8 +40,8 @@ def find_pairs(task: str, data: str) -> str:
     if len(there) != 1:
         got = f"both {there[0]} and {there[1]}" if there else "there is none"
         raise ConfigError(
-            f"glue: expected one file {place}.tsv (or {', '.join(FORMATS)}), but {got}; name it, "
-            f"--evaluation.glue.files={task}=FILE"
+            f"expected one file {place}.tsv (or {', '.join(FORMATS)}), but {got}; name it, "
+            f"{task}=FILE in evaluation.glue.files"
         )
     return there[0]
 

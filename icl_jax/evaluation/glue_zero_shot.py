@@ -14,7 +14,8 @@ import numpy as np
 from icl_jax.config import ConfigError, EvaluationConfig, StageError
 from icl_jax.evaluation.bootstrap import mean_interval
 from icl_jax.evaluation.glue_pairs import Pair, find_pairs, read_pairs
-from icl_jax.evaluation.glue_templates import read_templates
+from icl_jax.evaluation.glue_table import make_table
+from icl_jax.evaluation.glue_templates import Template, read_templates
 from icl_jax.evaluation.likelihood import Likelihood
 from icl_jax.evaluation.subject import Subject
 from icl_jax.evaluation.tables import describe_source, named_sources
@@ -28,45 +29,13 @@ class GlueZeroShot:
     def __init__(self, subject: Subject, config: EvaluationConfig):
         self._config, self._tokenizer = config, subject.tokenizer
         self._likelihood = Likelihood(subject)
-        glue = config.glue
-        self._templates = read_templates(glue.templates, glue.preset)
-        sources, found = self._sources(), []
-        self.items, self._unlabelled = [], {}
-        for task, source in sources.items():
-            try:
-                pairs, self._unlabelled[task] = read_pairs(source, task, self._templates[task])
-                self.items += pairs[: glue.limit or None]
-            except ConfigError as error:
-                found.append(str(error))
-        if found:
-            raise ConfigError("; ".join(found))
+        self._templates, sources, self.items, self._unlabelled = read_tasks(config)
         self.inputs = {
             "files": {task: describe_source(source) for task, source in sources.items()},
             "templates": {task: self._templates[task]._asdict() for task in sources},
-            "limit": glue.limit,
+            "limit": config.glue.limit,
         }
         self._texts = [self._tokenise(pair) for pair in self.items]
-
-    def _sources(self) -> dict[str, str]:
-        """Task -> where its pairs come from."""
-        glue = self._config.glue
-        named = named_sources(glue.files, "evaluation.glue.files")
-        found, sources = [], {}
-        for task in [*named, *glue.tasks]:
-            if task not in self._templates:
-                known = ", ".join(self._templates)
-                found.append(f"there is no template for the task '{task}', only for {known}")
-            elif task not in glue.tasks:
-                found.append(f"evaluation.glue.files names {task}, but glue.tasks does not")
-        for task in glue.tasks:
-            if task in self._templates:
-                try:
-                    sources[task] = named.get(task) or find_pairs(task, self._config.data)
-                except ConfigError as error:
-                    found.append(str(error))
-        if found:
-            raise ConfigError("; ".join(found))
-        return sources
 
     def run(
         self, items: Sequence[Pair], first: int, mesh: Mesh, progress: Callable[[int], None]
@@ -121,7 +90,7 @@ class GlueZeroShot:
         for end in ("", "_normalised"):
             right = [row[f"prediction{end}"] == row["label"] for row in rows]
             told[f"accuracy{end}"] = float(np.mean(right))
-            told[f"interval95{end}"] = mean_interval(
+            told[f"accuracy{end}_interval95"] = mean_interval(
                 right, self._config.resamples, self._config.seed
             )
         gold = Counter(row["label"] for row in rows)
@@ -140,34 +109,60 @@ class GlueZeroShot:
         }
 
     def table(self, results: dict) -> str:
-        """One line for each task, in percent."""
-        lines = [
-            "| task | pairs | accuracy (95% interval) | by token | majority class | guessed |",
-            "|---|---|---|---|---|---|",
-        ]
-        for task in self._config.glue.tasks:
-            own = results[task]
-            low, high = own["interval95"]
-            guessed = ", ".join(f"{n} {_percent(r)}" for n, r in own["prediction_rates"].items())
-            lines.append(
-                f"| {task} | {own['pairs']:,} | {_percent(own['accuracy'])} ({_percent(low)} to "
-                f"{_percent(high)}) | {_percent(own['accuracy_normalised'])} | "
-                f"{_percent(own['majority_rate'])} ({own['majority_label']}) | {guessed} |"
+        """One line for each task, and how its labels are confused."""
+        return make_table(results, self._config.glue.tasks)
+
+
+def _hint(task: str) -> str:
+    """How to write what looks like several tasks in one."""
+    names = tuple(name.strip() for name in task.split(",") if name.strip())
+    form = str(names).replace(" ", "")
+    return f'; several are written --evaluation.glue.tasks="{form}"' if "," in task else ""
+
+
+def check_data(config: EvaluationConfig) -> None:
+    """Stops on files that cannot be read."""
+    read_tasks(config)
+
+
+def read_tasks(config: EvaluationConfig):
+    """Templates, sources, pairs, and how many have no label, of all tasks of a config."""
+    templates = read_templates(config.glue.templates, config.glue.preset)
+    sources = _find_sources(config, templates)
+    items, unlabelled, found = [], {}, []
+    for task, source in sources.items():
+        try:
+            pairs, unlabelled[task] = read_pairs(source, task, templates[task])
+            items += pairs[: config.glue.limit or None]
+        except ConfigError as error:
+            found.append(str(error))
+    if found:
+        raise ConfigError("; ".join(found))
+    return templates, sources, items, unlabelled
+
+
+def _find_sources(config: EvaluationConfig, templates: dict[str, Template]) -> dict[str, str]:
+    """Task -> where its pairs come from."""
+    glue = config.glue
+    named = named_sources(glue.files, "evaluation.glue.files")
+    found, sources = [], {}
+    for task in [*named, *glue.tasks]:
+        if task not in templates:
+            known = ", ".join(templates)
+            found.append(
+                f"there is no template for the task '{task}', only for {known}{_hint(task)}"
             )
-        lines.append(
-            f"\nAccuracy in percent, by the likelihood of the {results['score']}, preset "
-            f"{results['preset']}; by token: divided by its number of tokens."
-        )
-        told = {
-            "cut": "cut on the left to the model's positions",
-            "ties": "without a difference between labels, the first counts as guessed",
-        }
-        for name, words in told.items():
-            counts = {task: results[task][name] for task in self._config.glue.tasks}
-            if any(counts.values()):
-                listed = ", ".join(f"{task} {count:,}" for task, count in counts.items())
-                lines.append(f"Pairs {words}: {listed}.")
-        return "\n".join(lines)
+        elif task not in glue.tasks:
+            found.append(f"evaluation.glue.files names {task}, but evaluation.glue.tasks does not")
+    for task in glue.tasks:
+        if task in templates:
+            try:
+                sources[task] = named.get(task) or find_pairs(task, config.data)
+            except ConfigError as error:
+                found.append(str(error))
+    if found:
+        raise ConfigError("; ".join(found))
+    return sources
 
 
 def _row(pair: Pair, scores: dict[str, tuple[float, int]], cut: int) -> dict:
@@ -191,7 +186,3 @@ def _row(pair: Pair, scores: dict[str, tuple[float, int]], cut: int) -> dict:
 
 def _is_tie(scores: dict[str, float]) -> bool:
     return list(scores.values()).count(max(scores.values())) > 1
-
-
-def _percent(share: float) -> str:
-    return f"{100 * share:.1f}"

@@ -12,10 +12,9 @@ import numpy as np
 from icl_jax.config import ConfigError
 from icl_jax.evaluation.subject import Subject
 from icl_jax.models.inputs import position_limit
-from icl_jax.models.passage_losses import Passage, PassageLosses, ask
+from icl_jax.models.passage_losses import Passage, PassageLosses, ask, row_length
 
 ROUNDS = 7  # every 7th token is behind a mask at a time: 14%, as in training
-_ROW_STEP = 128  # a row has a multiple of so many tokens, or all positions
 
 
 class Likelihood:
@@ -31,7 +30,8 @@ class Likelihood:
         if subject.masked and tokenizer.mask_id is None:
             raise ConfigError(
                 f"{subject.path} predicts masked tokens, but its tokenizer has no mask token; "
-                "name the folder of its own tokenizer (--tokenizer, or evaluation.tokenizer)"
+                "name the folder of its own tokenizer, evaluation.tokenizer (--tokenizer of "
+                "icl_jax.evaluation.run)"
             )
         self.masked = subject.masked
         self.mask_id = tokenizer.mask_id if self.masked else None
@@ -63,7 +63,7 @@ class Likelihood:
         """The model, for passages that ask for some of at most `longest` tokens."""
         if self._opened is None:
             needed = longest + self.positions - self.room
-            row = min(self.positions, -(-needed // _ROW_STEP) * _ROW_STEP)
+            row = row_length(needed, self.positions)
             self._opened = PassageLosses(self._subject.load(mesh), row, mesh)
         return self._opened
 

@@ -24,19 +24,19 @@ except ImportError as error:
     ) from error
 import numpy as np
 
+from icl_jax import flag_errors
 from icl_jax.config import ConfigError, MeshConfig, StageError
-from icl_jax.evaluation.generate import Generator, check_can_generate
+from icl_jax.evaluation.generate import Generator
 from icl_jax.evaluation.sampling import Sampling
 from icl_jax.evaluation.subject import open_subject
-from icl_jax.models import MODELS
 from icl_jax.models.inputs import position_limit
-from icl_jax.models.passage_losses import Passage, PassageLosses
+from icl_jax.models.passage_losses import Passage, PassageLosses, row_length
 from icl_jax.parallel import progress_bar
 from icl_jax.sharding import make_mesh
 
 MAX_NEW_TOKENS = 256  # where a task does not say, as in the harness
 BATCH_SIZE = 32  # prompts that are answered at once
-_ROW_STEP = 128  # rows have a multiple of so many tokens
+MODEL_ARGS = ("pretrained", "tokenizer", "ema", "max_length")
 _NAMES_OF_MAX = ("max_gen_toks", "max_new_tokens", "max_tokens", "max_completion_tokens")
 _SAMPLING = ("temperature", "top_k", "top_p", "seed")
 
@@ -47,17 +47,22 @@ class IclJaxLM(TemplateLM):
 
     def __init__(
         self,
-        pretrained: str,
+        pretrained: str = "",
         tokenizer: str = "",
         ema: bool = False,
         max_length: int | None = None,
         batch_size: int | str | None = None,
         max_batch_size: int | None = None,  # the harness gives these two to every model
         device: str | None = None,
+        **others,
     ):
         super().__init__()
-        subject = open_subject(pretrained, tokenizer, ema)
-        check_can_generate(MODELS[type(subject.config)])
+        _check_model_args(pretrained, max_length, others)
+        subject = open_subject(str(pretrained), tokenizer, ema)
+        if subject.masked:
+            raise ConfigError(
+                f"{pretrained} predicts masked tokens and cannot generate; choose a GPT"
+            )
         positions = position_limit(subject.config)
         self.max_length = int(max_length or positions or subject.config.context_length)
         if positions is not None and self.max_length > positions:
@@ -115,7 +120,18 @@ class IclJaxLM(TemplateLM):
             answers.append((-float(loss), bool(greedy)))
             if texts is not None:
                 self.cache_hook.add_partial("loglikelihood", texts, answers[-1])
+        longest = self.max_length + 1  # the last token is asked for, not read
+        self._tell_cut([len(a) + len(b) > longest for _, a, b in requests])
         return answers
+
+    def _tell_cut(self, cut: list[bool]) -> None:
+        """Says of how many contexts something was left out."""
+        if any(cut):
+            print(
+                f"{sum(cut):,} of {len(cut):,} contexts were cut on the left to {self.max_length} "
+                "tokens, what comes after them included",
+                file=sys.stderr,
+            )
 
     def _passage(self, context: list[int], continuation: list[int], owner: int) -> Passage:
         """Asks for the continuation; what is too long is cut off the context, on the left."""
@@ -129,7 +145,7 @@ class IclJaxLM(TemplateLM):
         return Passage(tokens[:-1], tokens[1:], asked, owner)
 
     def _open(self, longest: int) -> PassageLosses:
-        row = min(self.max_length, -(-longest // _ROW_STEP) * _ROW_STEP)
+        row = row_length(longest, self.max_length)
         if row not in self._opened:
             self._opened[row] = PassageLosses(self.subject.load(self._mesh), row, self._mesh)
         return self._opened[row]
@@ -158,17 +174,22 @@ class IclJaxLM(TemplateLM):
         alike: dict[str, list[int]] = {}  # requests with the same settings
         for n, request in enumerate(requests):
             alike.setdefault(json.dumps(request.args[1], sort_keys=True), []).append(n)
-        answers = [""] * len(requests)
+        answers, cut = [""] * len(requests), []
         with progress_bar(total=len(requests), desc="generate", disable=disable_tqdm) as bar:
             for settings, members in alike.items():
                 contexts = [requests[n].args[0] for n in members]
                 found = self._generate(contexts, json.loads(settings), members[0], bar.update)
-                for n, answer in zip(members, found, strict=True):
+                for n, (answer, is_cut) in zip(members, found, strict=True):
                     answers[n] = answer
+                    cut.append(is_cut)
                     self.cache_hook.add_partial("generate_until", requests[n].args, answer)
+        self._tell_cut(cut)
         return answers
 
-    def _generate(self, contexts: list[str], settings: dict, first: int, progress) -> list[str]:
+    def _generate(
+        self, contexts: list[str], settings: dict, first: int, progress
+    ) -> list[tuple[str, bool]]:
+        """What comes after each context, and whether the context was cut."""
         until, count, sampling = read_settings(settings)
         if count >= self.max_length:
             raise ConfigError(
@@ -179,17 +200,18 @@ class IclJaxLM(TemplateLM):
             model = self.subject.load(self._mesh)
             options = {"end_ids": self.subject.end_ids, "batch_size": self.batch_size}
             self._generator = Generator(model, self._mesh, **options)
-        prompts = [self.tok_encode(context) or [self.prefix_token_id] for context in contexts]
-        prompts = [np.array(tokens[-(self.max_length - count) :], np.int32) for tokens in prompts]
+        whole = [self.tok_encode(context) or [self.prefix_token_id] for context in contexts]
+        room = self.max_length - count
         generated = self._generator.generate(
-            prompts,
+            [np.array(tokens[-room:], np.int32) for tokens in whole],
             count,
             sampling=sampling,
             stop_when=lambda tokens: any(stop in self.tok_decode(tokens) for stop in until),
             first=first,
             progress=progress,
         )
-        return [_cut(self.tok_decode(new.tokens), until) for new in generated]
+        texts = [_cut(self.tok_decode(new.tokens), until) for new in generated]
+        return [(text, len(tokens) > room) for text, tokens in zip(texts, whole, strict=True)]
 
 
 def read_settings(settings: dict) -> tuple[list[str], int, Sampling | None]:
@@ -214,6 +236,20 @@ def read_settings(settings: dict) -> tuple[list[str], int, Sampling | None]:
     return until, int(given[0]) if given else MAX_NEW_TOKENS, sampling
 
 
+def _check_model_args(pretrained: str, max_length: object, others: dict) -> None:
+    """Stops on what is wrong with --model_args."""
+    found = []
+    if not pretrained:
+        found.append("expected pretrained=FOLDER, a run's workdir or a model folder")
+    if others:
+        given = ", ".join(f"{name}={value}" for name, value in others.items())
+        found.append(f"expected only {', '.join(MODEL_ARGS)}, got also {given}")
+    if max_length is not None and (type(max_length) is not int or max_length < 1):
+        found.append(f"max_length must be a whole number of at least 1, got {max_length}")
+    if found:
+        raise ConfigError(f"--model_args: {'; '.join(found)}")
+
+
 def _cut(text: str, until: list[str]) -> str:
     for stop in until:
         text = text.split(stop)[0]
@@ -225,8 +261,13 @@ def _batch_size(given: int | str | None) -> int:
     return int(given) if given and str(given).isdigit() else BATCH_SIZE
 
 
-if __name__ == "__main__":
+def main() -> None:
+    """The harness's own command line; our errors end it as they end our other commands."""
     try:
         cli_evaluate()
     except (ConfigError, StageError) as error:
-        sys.exit(f"error: {error}")
+        flag_errors.stop(str(error))
+
+
+if __name__ == "__main__":
+    main()

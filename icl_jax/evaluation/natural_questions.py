@@ -1,6 +1,6 @@
 """Closed-book questions: the likeliest continuation of a prompt, scored against the gold answers.
 
-`exact_match` and `f1` are SQuAD's (answer_scores.py), whatever the preset. The preset `harness`
+`exact_match` and `f1` are SQuAD's (question_scores.py), whatever the preset. The preset `harness`
 adds `harness_exact_match`, by the rules of lm-evaluation-harness's nq_open: the number to compare
 with what that prints without examples, which it draws in another way.
 """
@@ -12,13 +12,17 @@ from jax.sharding import Mesh
 import numpy as np
 
 from icl_jax.config import ConfigError, EvaluationConfig
-from icl_jax.evaluation import answer_scores
-from icl_jax.evaluation.bootstrap import mean_interval
-from icl_jax.evaluation.generate import Generator, check_can_generate
+from icl_jax.evaluation import question_scores
+from icl_jax.evaluation.bootstrap import (
+    FEW_ITEMS,
+    mean_interval,
+    show_interval,
+    tell_few_items,
+)
+from icl_jax.evaluation.generate import Generator
 from icl_jax.evaluation.question_prompts import Prompts, Question, read_questions
 from icl_jax.evaluation.subject import Subject
 from icl_jax.evaluation.tables import describe_source
-from icl_jax.models import MODELS
 from icl_jax.models.inputs import position_limit
 
 FILE = "nq_open/NQ-open.dev.jsonl"  # of the data folder
@@ -30,7 +34,10 @@ class NaturalQuestions:
     unit, part_size = "questions", 512
 
     def __init__(self, subject: Subject, config: EvaluationConfig):
-        check_can_generate(MODELS[type(subject.config)])
+        if subject.masked:
+            raise ConfigError(
+                f"{subject.path} predicts masked tokens and cannot generate; choose a GPT"
+            )
         self._subject, self._config, wanted = subject, config, config.questions
         limit = position_limit(subject.config)
         if limit is not None and wanted.max_new_tokens >= limit:
@@ -39,10 +46,11 @@ class NaturalQuestions:
                 f"{subject.path}, got {wanted.max_new_tokens}"
             )
         source = _source(config)
-        questions = read_questions(source, "evaluation.questions.file")
+        questions = _read(config)
         self.items = questions[: wanted.limit] if wanted.limit else questions
         self.prompts = Prompts(wanted, config.seed, self.items)
         self._harness = wanted.preset == "harness"
+        self._metrics = ["exact_match", "f1", *["harness_exact_match"] * self._harness]
         self._generator: Generator | None = None
         self.inputs = {
             "questions": describe_source(source),
@@ -80,24 +88,24 @@ class NaturalQuestions:
         answer = self.prompts.cut(output)
         scores = {
             "answer": answer,
-            "exact_match": answer_scores.exact_match(answer, golds),
-            "f1": answer_scores.f1(answer, golds),
+            "exact_match": question_scores.exact_match(answer, golds),
+            "f1": question_scores.f1(answer, golds),
         }
         if self._harness:
-            scores["harness_exact_match"] = answer_scores.harness_exact_match(answer, golds)
+            scores["harness_exact_match"] = question_scores.harness_exact_match(answer, golds)
         return scores
 
     def results(self, rows: list[dict]) -> dict:
         """Shares of 1, with 95% intervals by bootstrap over the questions."""
-        metrics = ["exact_match", "f1", *["harness_exact_match"] * self._harness]
-        scores = {name: [row[name] for row in rows] for name in metrics}
         resamples, seed = self._config.resamples, self._config.seed
-        form = self.prompts.form
-        return {
-            **{name: float(np.mean(scores[name])) for name in metrics},
-            "correct": sum(scores["exact_match"]),
+        told, form = {}, self.prompts.form
+        for name in self._metrics:
+            scores = [row[name] for row in rows]
+            told[name] = float(np.mean(scores))
+            told[f"{name}_interval95"] = mean_interval(scores, resamples, seed)
+        return told | {
+            "correct": sum(row["exact_match"] for row in rows),
             "total": len(rows),
-            "interval95": {name: mean_interval(scores[name], resamples, seed) for name in metrics},
             "empty_answers": sum(not row["answer"] for row in rows),
             "prompts_cut": sum(row["cut"] > 0 for row in rows),
             "preset": self._config.questions.preset,
@@ -109,17 +117,19 @@ class NaturalQuestions:
     def table(self, results: dict) -> str:
         """The results for people."""
         lines = ["| metric (share of 1) | value | 95% interval |", "|---|---|---|"]
-        for name, (low, high) in results["interval95"].items():
+        for name in self._metrics:
             words = name.replace("_", " ").replace("f1", "F1")
-            lines.append(f"| {words} | {results[name]:.4f} | {low:.4f} to {high:.4f} |")
+            ends = show_interval(results[f"{name}_interval95"], "{:.4f}".format)
+            lines.append(f"| {words} | {results[name]:.4f} | {ends} |")
         lines += [
             "",
             f"{results['correct']:,} of {results['total']:,} answers match exactly, "
             f"{results['empty_answers']:,} are empty; intervals by bootstrap over the questions.",
             f"Prompt: {results['template']!r} ({results['preset']}), {results['shots']} examples; "
             f"an answer ends before {' or '.join(map(repr, results['stop']))}.",
+            *tell_few_items(results["total"]),
         ]
-        if not results["correct"]:  # a bootstrap of zeros is blind
+        if not results["correct"] and results["total"] >= FEW_ITEMS:  # bootstraps of 0 are blind
             lines.append(
                 f"None of {results['total']:,}: a share above {3 / results['total']:.1g} would "
                 "have shown with 95% (rule of three)."
@@ -138,10 +148,19 @@ class NaturalQuestions:
         return self._generator
 
 
+def check_data(config: EvaluationConfig) -> None:
+    """Stops on a file that cannot be read."""
+    _read(config)
+
+
+def _read(config: EvaluationConfig) -> list[Question]:
+    return read_questions(_source(config), "evaluation.questions.file")
+
+
 def _source(config: EvaluationConfig) -> str:
     if not config.questions.file and not config.data:
         raise ConfigError(
-            f"no questions: expected --data, a folder that holds {FILE}, or "
-            "evaluation.questions.file"
+            "no questions: expected evaluation.data (--data of icl_jax.evaluation.run), a folder "
+            f"that holds {FILE}, or evaluation.questions.file"
         )
     return config.questions.file or str(Path(config.data) / FILE)

@@ -3,7 +3,8 @@
 The groups of a design say which sentences are neighbours, and which were dealt at random, as many
 and as long. Of each query the same tokens are asked for three times: alone, after its neighbours
 (the nearest directly before it), and after the random ones. All is tokenised anew, so that any
-model can be asked, also one that was trained on something else.
+model can be asked, also one that was trained on something else. A query that leaves no room for a
+context in the model's positions says nothing and is not asked for.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -16,7 +17,7 @@ from jax.sharding import Mesh
 import numpy as np
 
 from icl_jax.config import ConfigError, EvaluationConfig, StageError
-from icl_jax.evaluation.bootstrap import draw, interval, ratio_of
+from icl_jax.evaluation.bootstrap import ratio_interval, show_interval, tell_few_items
 from icl_jax.evaluation.likelihood import Likelihood
 from icl_jax.evaluation.subject import Subject
 from icl_jax.example_design.groups import Groups
@@ -59,6 +60,8 @@ class NeighbourGain:
             )
         self.items = _sample(queries, config.neighbour_gain.queries, config.seed)
         self.separator, self._separator_tokens = _separator(subject)
+        if not any(self._has_room(self._encode(query)) for query in self.items):
+            raise StageError(self._no_room(len(self.items)))
         self.inputs = {
             "sentences": self._sentences.fingerprint,
             "queries": {"count": len(self.items), "checksum": _checksum(self.items)},
@@ -89,11 +92,10 @@ class NeighbourGain:
     @functools.cached_property
     def _longest(self) -> int:
         """Tokens of the longest query with its context, as far as there is room."""
-        encode, longest = self._subject.tokenizer.encode, 0
+        longest = 0
         for query in self.items:
-            own = len(encode(self._sentences.text(query.id)))
             contexts = (self._context(others) for others in (query.neighbours, query.random))
-            longest = max(longest, own + max(map(len, contexts)))
+            longest = max(longest, len(self._encode(query)) + max(map(len, contexts)))
             if longest >= self._likelihood.room:
                 return self._likelihood.room
         return longest
@@ -107,18 +109,20 @@ class NeighbourGain:
             "neighbour_ids": query.neighbours,
             "random_ids": query.random,
             "tokens": 0,  # asked for on each side
-            "query_cut": 0,  # tokens left out on the left, for want of positions
-            "neighbours_cut": 0,
+            "has_room": True,  # for a context; without it nothing is asked for
+            "neighbours_cut": 0,  # tokens left out on the left, for want of positions
             "random_cut": 0,
         }
 
     def _passages(self, n: int, query: Query, row: dict) -> Iterator[Passage]:
         """The query on its three sides; what is cut and asked goes into its row."""
-        room = self._likelihood.room
-        whole = self._subject.tokenizer.encode(row["text"])
-        own = whole[-room:]
-        asked = np.arange(len(own)) >= (0 if self._likelihood.masked else 1)
-        row["tokens"], row["query_cut"] = int(asked.sum()), len(whole) - len(own)
+        own = self._encode(query)
+        row["has_room"] = self._has_room(own)
+        if not row["has_room"]:
+            return
+        room, asked = self._likelihood.room, np.ones(len(own), bool)
+        asked[:1] = self._likelihood.masked  # a GPT is given the first
+        row["tokens"] = int(asked.sum())
         for side, others in enumerate(((), query.neighbours, query.random)):
             context = self._context(others)
             kept = context[max(0, len(context) + len(own) - room) :]
@@ -127,6 +131,20 @@ class NeighbourGain:
             tokens = np.concatenate([kept, own])
             chosen = np.concatenate([np.zeros(len(kept), bool), asked])
             yield from self._likelihood.passages(tokens, chosen, n * len(SIDES) + side)
+
+    def _encode(self, query: Query) -> np.ndarray:
+        return self._subject.tokenizer.encode(self._sentences.text(query.id))
+
+    def _has_room(self, own: np.ndarray) -> bool:
+        """Whether more than a separator fits before the query."""
+        return len(own) + len(self._separator_tokens) < self._likelihood.room
+
+    def _no_room(self, count: int) -> str:
+        return (
+            f"none of {count:,} queries leaves room for a context in the {self._likelihood.room} "
+            f"tokens that {self._subject.path} reads at once; choose a model with more positions, "
+            "or a design of shorter sentences (max_sentence_tokens of its corpus)"
+        )
 
     def _context(self, others: Sequence[int]) -> np.ndarray:
         """The sentences from the farthest to the nearest, a separator after each."""
@@ -137,17 +155,24 @@ class NeighbourGain:
 
     def results(self, rows: list[dict]) -> dict:
         """Losses and gains in nats a token, with 95% intervals over queries."""
+        without_room = sum(not row["has_room"] for row in rows)
+        if without_room == len(rows):
+            raise StageError(f"neighbour_gain: {self._no_room(len(rows))}")
         rows = [row for row in rows if row["tokens"]]
         if not rows:
-            raise StageError("neighbour_gain: no query has a second token to ask for")
-        told: dict = {"queries": len(rows), "tokens": sum(row["tokens"] for row in rows)}
+            raise StageError(
+                "neighbour_gain: no query with room for a context has a second token to ask for; "
+                "choose a design of longer sentences"
+            )
+        told: dict = {"queries": len(rows), "queries_without_room": without_room}
+        told["tokens"] = sum(row["tokens"] for row in rows)
         for side in SIDES:
             told[f"loss_{side}"] = self._mean([row[side] for row in rows], rows)[0]
         for name, (before, after) in GAINS.items():
             gains = [row[before] - row[after] for row in rows]
             told[name], told[f"{name}_interval95"] = self._mean(gains, rows)
             told[f"{name}_share"] = float(np.mean(np.array(gains) > 0))
-        for name in ("query_cut", "neighbours_cut", "random_cut"):
+        for name in ("neighbours_cut", "random_cut"):
             told[name] = sum(row[name] > 0 for row in rows)
         told["mean_neighbours"] = float(np.mean([row["neighbours"] for row in rows]))
         design = self._config.neighbour_gain.design or "the run's own, which it may have trained on"
@@ -155,35 +180,43 @@ class NeighbourGain:
             "separator": self.separator, "kind": self.inputs["kind"], "design": design
         }  # fmt: skip
 
-    def _mean(self, sums: list[float], rows: list[dict]) -> tuple[float, list[float]]:
+    def _mean(self, sums: list[float], rows: list[dict]) -> tuple[float, list[float] | None]:
         """Nats a token over all queries, and the interval."""
         tokens = [row["tokens"] for row in rows]
-        values = draw(ratio_of(sums, tokens), len(rows), self._config.resamples, self._config.seed)
-        return sum(sums) / sum(tokens), interval(values)
+        ends = ratio_interval(sums, tokens, self._config.resamples, self._config.seed)
+        return sum(sums) / sum(tokens), ends
 
     def table(self, results: dict) -> str:
         """The three losses, then the three gains."""
-        lines = ["| the query | loss |", "|---|---|"]
+        lines = ["| the query | loss, nats a token |", "|---|---|"]
         for side in SIDES:
             lines.append(f"| {side.replace('_', ' ')} | {results[f'loss_{side}']:.4f} |")
-        lines += ["", "| gain | | 95% interval | queries that gain |", "|---|---|---|---|"]
+        lines += [
+            "",
+            "| what is gained by | nats a token | 95% interval | queries that gain |",
+            "|---|---|---|---|",
+        ]
         told = {"gain_neighbours": "neighbours, against alone",
                 "gain_random": "random sentences, against alone",
                 "neighbour_gain": "neighbours, against random sentences"}  # fmt: skip
         for name, words in told.items():
-            low, high = results[f"{name}_interval95"]
+            ends = show_interval(results[f"{name}_interval95"], "{:+.4f}".format)
             lines.append(
-                f"| {words} | {results[name]:+.4f} | {low:+.4f} to {high:+.4f} | "
+                f"| {words} | {results[name]:+.4f} | {ends} | "
                 f"{100 * results[f'{name}_share']:.1f}% |"
             )
         lines.append(
-            f"\nNats a token ({results['kind']}) of {results['queries']:,} queries with "
+            f"\nLosses of {results['kind']} of {results['queries']:,} queries with "
             f"{results['mean_neighbours']:.1f} neighbours on average, design: {results['design']}; "
-            f"separator: "
-            f"{results['separator']}. Cut on the left to the model's positions: "
-            f"{results['neighbours_cut']} contexts of neighbours, {results['random_cut']} random "
-            f"ones, {results['query_cut']} queries."
+            f"separator: {results['separator']}. Cut on the left to the model's positions: "
+            f"{results['neighbours_cut']:,} contexts of neighbours, {results['random_cut']:,} "
+            "random ones."
         )
+        if results["queries_without_room"]:
+            lines.append(
+                f"{results['queries_without_room']:,} queries without room for a context left out."
+            )
+        lines += tell_few_items(results["queries"])
         return "\n".join(lines)
 
 

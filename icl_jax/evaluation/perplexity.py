@@ -17,7 +17,7 @@ from jax.sharding import Mesh
 import numpy as np
 
 from icl_jax.config import ConfigError, EvaluationConfig, StageError
-from icl_jax.evaluation.bootstrap import draw, interval, ratio_of
+from icl_jax.evaluation.bootstrap import ratio_interval, show_interval, tell_few_items
 from icl_jax.evaluation.likelihood import Likelihood
 from icl_jax.evaluation.perplexity_texts import Documents, Records, Text, special_tokens
 from icl_jax.evaluation.subject import Subject
@@ -158,7 +158,7 @@ class Perplexity:
         }
 
     def _results(self, rows: list[dict]) -> dict:
-        told: dict = {"texts": len(rows)}
+        told: dict = {"texts": len(rows), "texts_predicted": sum(row["tokens"] > 0 for row in rows)}
         told |= {name: sum(row[name] for row in rows) for name in ("tokens", "characters", "bytes")}
         rows = [row for row in rows if row["tokens"]]  # others would be drawn for nothing
         for name, (above, below, factor) in MEASURES.items():
@@ -167,10 +167,9 @@ class Perplexity:
             told[name], told[f"{name}_interval95"] = None, None
             if sum(sizes):
                 told[name] = sum(losses) / sum(sizes)
-                with np.errstate(invalid="ignore", divide="ignore"):  # only texts of size 0 drawn
-                    values = draw(ratio_of(losses, sizes), len(rows), self._config.resamples,
-                                  self._config.seed)  # fmt: skip
-                told[f"{name}_interval95"] = interval(values[np.isfinite(values)])
+                told[f"{name}_interval95"] = ratio_interval(
+                    losses, sizes, self._config.resamples, self._config.seed
+                )
         name = self.kind.replace(" ", "_")
         told[name] = _exp(told["nats_per_token"])
         ends = told["nats_per_token_interval95"]
@@ -182,23 +181,26 @@ class Perplexity:
         kind, sources = results["kind"], results["sources"]
         shown = dict(sources) if len(sources) == 1 else sources | {"all": results["all"]}
         lines = [
-            f"| source | texts | tokens | {kind} (95% interval) | bits a character | bits a byte |",
-            "|---|---|---|---|---|---|",
+            f"| source | texts | tokens | {kind} (95% interval) "
+            "| loss, nats a token (95% interval) | bits a character | bits a byte |",
+            "|---|---|---|---|---|---|---|",
         ]
         name = kind.replace(" ", "_")
         for source, own in shown.items():
-            ends = own[f"{name}_interval95"] or (None, None)
-            low, high = map(_number, ends)
             lines.append(
-                f"| {source} | {own['texts']:,} | {own['tokens']:,} | {_number(own[name])} "
-                f"({low} to {high}) | {_number(own['bits_per_character'])} | "
-                f"{_number(own['bits_per_byte'])} |"
+                f"| {source} | {own['texts']:,} | {own['tokens']:,} "
+                f"| {_with_interval(own, name)} | {_with_interval(own, 'nats_per_token')} | "
+                f"{_number(own['bits_per_character'])} | {_number(own['bits_per_byte'])} |"
             )
         lines.append(
             f"\nWindows of {results['window']} tokens, {results['stride']} from one to the next; "
             f"{results['bad_documents']} documents could not be read. A {kind} is by token: "
             "compare models with another tokenizer by character or by byte."
         )
+        lines += tell_few_items(*(own["texts_predicted"] for own in shown.values()))
+        single = [source for source, own in sources.items() if own["texts"] == 1]
+        if single:
+            lines.append(f"Only one text: {', '.join(single)}.{_how_to_split(single)}")
         return "\n".join(lines)
 
 
@@ -233,6 +235,16 @@ def _row(source: str, text: Text) -> dict:
         "characters": text.characters,
         "bytes": text.bytes,
     }
+
+
+def _how_to_split(single: list[str]) -> str:
+    if Documents.name not in single:
+        return ""
+    return " A text file is split into several by evaluation.perplexity.documents.text_documents."
+
+
+def _with_interval(own: dict, name: str) -> str:
+    return f"{_number(own[name])} ({show_interval(own[f'{name}_interval95'], _number)})"
 
 
 def _exp(nats: float | None) -> float | None:

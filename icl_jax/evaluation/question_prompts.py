@@ -6,7 +6,7 @@ from typing import NamedTuple
 import numpy as np
 
 from icl_jax.config import ConfigError, QuestionsConfig
-from icl_jax.evaluation.answer_scores import normalise
+from icl_jax.evaluation.question_scores import normalise
 from icl_jax.evaluation.tables import read_table
 
 _SHOWN = 5  # bad questions in one message

@@ -22,6 +22,7 @@ from icl_jax.sharding import constrain, spec, use_mesh_of, with_auto_axes
 DEVICE_TOKENS, CPU_TOKENS = 16384, 1024  # of a batch on each device, about
 CHUNK_BYTES = 256 * 2**20  # of one chunk's float32 logits on one device
 IN_FLIGHT = 2  # batches on the devices at a time
+ROW_STEP = 128  # rows have a multiple of so many tokens, or all positions
 
 
 class Passage(NamedTuple):
@@ -110,6 +111,11 @@ class PassageLosses:
             batch = jax.device_put(batch, NamedSharding(self._mesh, place))
         with use_mesh_of(self._model):
             return self._step(self._params, *batch)
+
+
+def row_length(longest: int, positions: int) -> int:
+    """The `limit` for passages of at most `longest` tokens: few lengths, so few compilations."""
+    return min(positions, -(-longest // ROW_STEP) * ROW_STEP)
 
 
 def ask(tokens: np.ndarray, chosen: np.ndarray, owner: int, mask_id: int | None = None) -> Passage:

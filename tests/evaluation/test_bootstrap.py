@@ -127,4 +127,22 @@ def test_holm_by_hand():
 
 def test_no_items_are_refused():
     with pytest.raises(ValueError, match="no items"):
-        bootstrap.mean_interval([], resamples=10, seed=0)
+        draw(mean_of([]), 0, resamples=10, seed=0)
+
+
+def test_fewer_than_2_items_have_no_interval():
+    assert bootstrap.mean_interval([1.0], resamples=10, seed=0) is None
+    assert bootstrap.mean_interval([], resamples=10, seed=0) is None
+    assert bootstrap.ratio_interval([1.0, 2.0, 0.0], [3, 0, 0], resamples=10, seed=0) is None
+    low, high = bootstrap.ratio_interval([1.0, 4.0, 0.0], [1, 2, 0], resamples=99, seed=0)
+    assert (low, high) == (1.0, 2.0)  # resamples of the third item alone count for nothing
+    assert bootstrap.show_interval(None, "{:.1f}".format) == "-"
+    assert bootstrap.show_interval([0.0, 0.25], "{:.2f}".format) == "0.00 to 0.25"
+
+
+def test_a_table_says_where_items_are_few():
+    narrow, none = "items alone, intervals are too narrow.", "Fewer than 2 items have no interval."
+    assert bootstrap.tell_few_items(30, 400) == []
+    assert bootstrap.tell_few_items(400, 29, 7) == [f"Of 7 {narrow}"]
+    assert bootstrap.tell_few_items(1, 29) == [f"Of 29 {narrow}", none]
+    assert bootstrap.tell_few_items(0) == [none]

@@ -9,7 +9,11 @@ from etils import epath
 import pytest
 
 from icl_jax.config import ConfigError
-from icl_jax.evaluation.evaluate import check_before_training, evaluate_run
+from icl_jax.evaluation.evaluate import (
+    check_before_design,
+    check_before_training,
+    evaluate_run,
+)
 from tests.evaluation import small
 from tests.evaluation.sts_data import write_senteval
 from tests.training.small import experiment
@@ -64,9 +68,14 @@ def test_what_evaluation_would_stop_on_is_told_before_training(tmp_path, data):
     with pytest.raises(ConfigError, match=r"nq_open: .*NQ-open") as error:
         check_before_training(config, workdir)
     assert "glue: " in str(error.value)
+    with pytest.raises(ConfigError, match=r"nq_open: .*NQ-open") as early:
+        check_before_design(config)
+    assert "glue: " in str(early.value)
     config.model = small.RobertaConfig(**small.SIZES)
-    with pytest.raises(ConfigError, match="cannot generate"):
-        check_before_training(config, workdir)
+    for check in (lambda: check_before_training(config, workdir),
+                  lambda: check_before_design(config)):  # fmt: skip
+        with pytest.raises(ConfigError, match="cannot generate"):
+            check()
 
 
 def test_the_command_evaluates_a_folder_and_tells_a_wrong_one(tmp_path, data):

@@ -115,6 +115,7 @@ def test_scores_are_those_of_transformers(kind, folders, data, tmp_path):
     check_results(rows, results)
     assert results["MNLI"]["cut"] == 1 and results["MNLI"]["unlabelled"] == 1
     assert "MNLI 1" in table and ("masked word" in table) == (kind == "RoBERTa")
+    check_table(table, results)
 
 
 def check_results(rows, results):
@@ -136,9 +137,35 @@ def check_results(rows, results):
         assert sum(sum(line.values()) for line in told["confusion"].values()) == len(own)
         for row in own:
             assert told["confusion"][row["label"]][row["prediction"]] > 0
-        low, high = told["interval95"]
-        assert 0 <= low <= told["accuracy"] <= high <= 1 and told["pairs"] == len(own)
+        for name in ("accuracy", "accuracy_normalised"):
+            low, high = told[f"{name}_interval95"]
+            assert 0 <= low <= told[name] <= high <= 1 and told["pairs"] == len(own)
         np.testing.assert_allclose(sum(told["prediction_rates"].values()), 1)
+
+
+def check_table(table, results):
+    assert "Of 2 items alone, intervals are too narrow." in table
+    for task in ("MNLI", "RTE", "WNLI"):
+        told, lines = results[task], table.splitlines()
+        cells = next(line for line in lines if line.startswith(f"| {task} |")).split(" | ")
+        for cell, name in zip(cells[2:4], ("accuracy", "accuracy_normalised"), strict=True):
+            numbers = [told[name], *told[f"{name}_interval95"]]
+            assert cell == "{:.1%} ({:.1%} to {:.1%})".format(*numbers)
+        head = next(n for n, line in enumerate(lines) if line.startswith(f"| {task}: gold |"))
+        labels = list(told["confusion"])
+        assert lines[head].count("guessed") == len(labels)
+        for line, label in zip(lines[head + 2 :], labels, strict=False):
+            row = told["confusion"][label]
+            assert line == f"| {label} | {' | '.join(str(row[guess]) for guess in labels)} |"
+
+
+def test_a_single_pair_has_no_interval(folders, data):
+    task = open_task(folders["GPT"], data, tasks=("RTE",))
+    pair = task.items[0]._asdict() | {"prediction": "entailment", "cut": 0}
+    row = pair | {"prediction_normalised": "not_entailment", "scores": {"a": -1.0, "b": -2.0}}
+    results = task.results([row])
+    assert results["RTE"]["accuracy_interval95"] is None
+    assert "| 100.0% (-) | 0.0% (-) |" in task.table(results)
 
 
 def test_ties_go_to_the_first_label_and_are_counted(folders, data, tmp_path):
@@ -174,11 +201,15 @@ def test_bad_data_is_named(folders, data, tmp_path):
     refuse("a pair without two sentences in row 2", files=(empty,), **only)
     later = write("e.jsonl", whole, {"sentence1": "A."})
     refuse("only sentence1 in row 2", files=(later,), **only)
-    refuse("expected one file .*RTE/dev.tsv .*there is none", data=tmp_path, **only)
-    refuse("where is RTE", data="", **only)
+    refuse("^expected one file .*RTE/dev.tsv .*there is none", data=tmp_path, **only)
+    refuse(
+        "^where is RTE.*evaluation.glue.files, or a data folder, evaluation.data", data="", **only
+    )
     refuse("no template for the task 'QQP', only for MNLI, RTE, WNLI", tasks=("QQP",))
+    form = r"several are written --evaluation.glue.tasks=\"\('MNLI','RTE'\)\""
+    refuse(f"the task 'MNLI,RTE', only for MNLI, RTE, WNLI; {form}$", tasks=("MNLI,RTE",))
     refuse("preset must be one of cloze, harness", preset="gpt3")
-    refuse("names RTE, but glue.tasks does not", tasks=("WNLI",), files=(unlabelled,))
+    refuse("names RTE, but evaluation.glue.tasks does not", tasks=("WNLI",), files=(unlabelled,))
 
 
 def test_bad_templates_are_named(folders, data, tmp_path):

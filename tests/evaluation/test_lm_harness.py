@@ -112,7 +112,7 @@ def test_it_is_found_by_its_name_and_takes_the_harness_arguments(folder, tasks):
     assert found["results"]["choose"]["sample_len"] == 2
 
 
-def test_contexts_are_cut_on_the_left_and_greedy_continuations_are_known(folder):
+def test_contexts_are_cut_on_the_left_and_greedy_continuations_are_known(folder, capsys):
     model = IclJaxLM(str(folder), max_length=32)
     tokens = model.tok_encode("One two")
     (told,) = model.generate_until([SimpleNamespace(args=("One two", {"max_gen_toks": 3}))])
@@ -131,6 +131,15 @@ def test_contexts_are_cut_on_the_left_and_greedy_continuations_are_known(folder)
         [(None, long[-31:], [8, 9]), (None, [4], [5])], disable_tqdm=True
     )
     np.testing.assert_allclose(whole[0], short[0], rtol=1e-5)  # 32 are read, the last only asked
+    told = "1 of 2 contexts were cut on the left to 32 tokens"
+    assert capsys.readouterr().err.count(told) == 1  # of three calls
+    prompts = [
+        SimpleNamespace(args=(text, {"max_gen_toks": 3})) for text in ("One", "One two " * 40)
+    ]
+    model.generate_until(prompts, disable_tqdm=True)
+    assert capsys.readouterr().err.count(told) == 1
+    model.loglikelihood_rolling([SimpleNamespace(args=("One two " * 40,))], disable_tqdm=True)
+    assert "cut on the left" not in capsys.readouterr().err  # windows reach every token
     assert abs(whole[0] - cut[0]) > 1e-4
     with pytest.raises(StageError, match="a continuation has 33 tokens, more than the 32"):
         model._loglikelihood_tokens([(None, [1], [5] * 33)])
@@ -150,5 +159,26 @@ def test_settings_of_generation_are_read_or_refused(folder, tmp_path):
         model.generate_until([SimpleNamespace(args=("One", {}))])
     with pytest.raises(ConfigError, match="max_length must be at most the 64 positions"):
         IclJaxLM(str(folder), max_length=65)
-    with pytest.raises(ConfigError, match="predicts masked tokens and cannot generate"):
+    with pytest.raises(ConfigError, match=r"^\S*/roberta predicts masked tokens and cannot gen"):
         IclJaxLM(str(small.roberta_folder(tmp_path / "roberta")))
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        ("", "expected pretrained=FOLDER"),
+        ("pretrained=x,dtype=float32", "expected only pretrained, .*, got also dtype=float32"),
+        ("pretrained=x,max_length=many", "max_length must be a whole number .*, got many"),
+    ],
+)
+def test_wrong_model_args_are_named(given, message):
+    with pytest.raises(ConfigError, match=f"^--model_args: {message}"):
+        IclJaxLM.create_from_arg_string(given, {"batch_size": 2, "device": None})
+
+
+def test_the_command_stops_with_one_line(monkeypatch, capsys):
+    monkeypatch.setattr(lm_harness, "cli_evaluate", lambda: IclJaxLM.create_from_arg_string(""))
+    with pytest.raises(SystemExit) as stopped:
+        lm_harness.main()
+    assert stopped.value.code == 2
+    assert capsys.readouterr().err.startswith("error: --model_args: expected pretrained=FOLDER")

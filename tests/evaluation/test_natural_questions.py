@@ -131,9 +131,13 @@ def test_answers_are_cut_and_scored(monkeypatch, gpt, file):
     assert (results["correct"], results["total"], results["empty_answers"]) == (1, 3, 1)
     assert results["exact_match"] == pytest.approx(1 / 3)
     assert results["f1"] == pytest.approx(0.5)
-    assert results["interval95"]["exact_match"] == [0.0, 1.0]
+    assert results["exact_match_interval95"] == [0.0, 1.0]
     assert "harness_exact_match" not in results
-    assert "1 of 3 answers" in task.table(results)
+    table = task.table(results)
+    assert "1 of 3 answers" in table and "Of 3 items alone, intervals are too narrow." in table
+    single = task.results(rows[:1])
+    assert single["exact_match_interval95"] is single["f1_interval95"] is None
+    assert "| exact match | 1.0000 | - |" in task.table(single)
     assert says.stop_when(gpt.tokenizer.encode(" Ada\n"))
     assert not says.stop_when(gpt.tokenizer.encode(" Ada."))
 
@@ -145,7 +149,17 @@ def test_the_harness_preset_adds_its_own_exact_match(monkeypatch, gpt, file):
     )
     assert [row["harness_exact_match"] for row in rows] == [1, 1, 0]  # it folds no white space
     assert [row["exact_match"] for row in rows] == [1, 1, 1]
-    assert task.results(rows)["harness_exact_match"] == pytest.approx(2 / 3)
+    results = task.results(rows)
+    assert results["harness_exact_match"] == pytest.approx(2 / 3)
+    assert results["harness_exact_match_interval95"] == [0.0, 1.0]
+
+
+def test_the_rule_of_three_needs_30_questions(gpt, file):
+    task = task_of(gpt, file)
+    row = {"exact_match": 0, "f1": 0.0, "answer": "no", "cut": 0}
+    few, enough = (task.table(task.results([row] * count)) for count in (29, 30))
+    assert "rule of three" not in few and "Of 29 items alone" in few
+    assert "a share above 0.1 would have shown" in enough and "items alone" not in enough
 
 
 def test_tokens_that_no_text_contains_end_an_answer(monkeypatch, gpt, file):
@@ -211,12 +225,12 @@ def test_questions_without_text_or_answers_are_named(gpt, tmp_path):
 def test_what_cannot_work_stops_early(gpt, file, tmp_path):
     with pytest.raises(ConfigError, match="below the 64 positions"):
         task_of(gpt, file, max_new_tokens=64)
-    with pytest.raises(ConfigError, match="no questions: expected --data"):
+    with pytest.raises(ConfigError, match=r"^no questions: expected evaluation.data \(--data of"):
         task_of(gpt, "")
     with pytest.raises(ConfigError, match="there is no file"):
         task_of(gpt, str(tmp_path / "none.jsonl"))
     encoder = small.subject_of(small.roberta_folder(tmp_path / "roberta"))
-    with pytest.raises(ConfigError, match="predicts masked tokens and cannot generate"):
+    with pytest.raises(ConfigError, match=r"^\S*/roberta predicts masked tokens and cannot gen"):
         task_of(encoder, file)
 
 

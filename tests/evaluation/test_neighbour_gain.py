@@ -6,7 +6,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from icl_jax.config import ConfigError, GPTConfig, NeighbourGainConfig, RobertaConfig
+from icl_jax.config import ConfigError, GPTConfig, NeighbourGainConfig, RobertaConfig, StageError
 from icl_jax.corpus.tokenizers import Tokenizer
 from icl_jax.evaluation.likelihood import ROUNDS
 from icl_jax.evaluation.neighbour_gain import NeighbourGain, find_design, read_queries
@@ -49,8 +49,8 @@ def shard(groups):
     return GroupShard(offsets, ids, np.ones(len(ids), np.float32))
 
 
-def save(kind, folder: Path, workdir: Path) -> Path:
-    huggingface.save(make_model(kind(**SIZES)), folder)
+def save(kind, folder: Path, workdir: Path, **fields) -> Path:
+    huggingface.save(make_model(kind(**SIZES | fields)), folder)
     Tokenizer.open(DesignFolders(workdir).tokenizer).save(folder)
     return folder
 
@@ -125,6 +125,41 @@ def test_a_model_that_copies_gains_from_neighbours_that_repeat_the_query(workdir
     assert results["neighbour_gain_share"] == 1.0
 
 
+@pytest.mark.parametrize("kind", [GPTConfig, RobertaConfig])
+def test_queries_without_room_for_a_context_are_left_out_and_counted(kind, workdir, tmp_path):
+    folder = save(kind, tmp_path / "whole", workdir)
+    texts = open_task(folder, workdir)._sentences.text
+    encode = Tokenizer.open(DesignFolders(workdir).tokenizer).encode
+    lengths = sorted({len(encode(texts(query.id))) for query in read_queries(str(workdir))})
+    # one query fills the positions, another leaves room for a separator alone
+    positions = lengths[-1] + (kind is RobertaConfig)
+    task = open_task(save(kind, tmp_path / "model", workdir, context_length=positions), workdir)
+    rows, results, table = run(task, tmp_path / "out")
+    room = positions - (kind is RobertaConfig)
+    fits = [len(encode(row["text"])) + 1 < room for row in rows]
+    assert [row["has_room"] for row in rows] == fits and 0 < sum(fits) < len(fits)
+    assert all((row["tokens"] > 0) == row["has_room"] for row in rows)
+    left = [row for row in rows if row["has_room"]]
+    assert (results["queries"], results["queries_without_room"]) == (
+        len(left), len(rows) - len(left)
+    )  # fmt: skip
+    tokens = sum(row["tokens"] for row in left)
+    gains = [row["with_random"] - row["with_neighbours"] for row in left]
+    np.testing.assert_allclose(results["neighbour_gain"], sum(gains) / tokens)
+    assert f"{len(rows) - len(left)} queries without room for a context left out." in table
+    assert "| the query | loss, nats a token |" in table and "gained by | nats a token |" in table
+    single = task.results(left[:1])
+    assert single["neighbour_gain_interval95"] is None
+    assert f"| {single['neighbour_gain']:+.4f} | - |" in task.table(single)
+    for row in left:
+        row["has_room"] = False
+    with pytest.raises(StageError, match=r"none of \d+ queries leaves room .* more positions"):
+        task.results(left)
+    short = save(kind, tmp_path / "short", workdir, context_length=lengths[0])
+    with pytest.raises(StageError, match=r"none of 10 queries leaves room for a context in the"):
+        open_task(short, workdir)
+
+
 def test_the_sample_is_drawn_by_the_seed_from_queries_with_neighbours(workdir, tmp_path):
     folder = save(GPTConfig, tmp_path / "model", workdir)
     every = read_queries(str(workdir))
@@ -159,6 +194,7 @@ def test_a_workdir_without_both_kinds_of_groups_is_refused(workdir, tmp_path):
 
 def test_the_design_of_a_run_is_found_from_any_name_of_the_run(workdir, tmp_path):
     folder = small.subject_of(save(GPTConfig, tmp_path / "model", workdir))
+    network = workdir / "checkpoints" / "20" / "params"
     for name in (workdir, workdir / "checkpoints", workdir / "checkpoints" / "20"):
-        subject = type(folder)(str(name), "run", name, folder.config, folder.tokenizer, {})
+        subject = type(folder)(str(name), "run", network, folder.config, folder.tokenizer, {})
         assert find_design(subject, "") == str(workdir)

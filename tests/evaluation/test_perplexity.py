@@ -136,6 +136,13 @@ def test_losses_are_those_of_one_window_at_a_time(kind, folders, corpus, tmp_pat
     check_results(rows, results, kind)
     assert rows[3]["tokens"] == len(subject.tokenizer.encode("é")) - given
     assert ("masked perplexity" in table) == (kind == "RoBERTa")
+    assert f"| {results['all']['nats_per_token']:.3f} (" in table and "Only one text" not in table
+    assert "items alone, intervals are too narrow." in table
+    single = task.results([*rows[:1], *rows[4:]])
+    assert single["sources"]["documents"]["nats_per_token_interval95"] is None
+    told = task.table(single)
+    assert "| documents | 1 |" in told and "(-)" in told
+    assert "Only one text: documents. A text file is split into several by" in told
 
 
 def check_results(rows, results, kind):
@@ -155,6 +162,7 @@ def check_results(rows, results, kind):
         np.testing.assert_allclose(told["bits_per_byte"], bits / sums["bytes"])
         low, high = told[f"{name}_interval95"]
         assert low <= told[name] <= high and told["texts"] == len(own)
+        assert told["texts_predicted"] == sum(row["tokens"] > 0 for row in own)
     other = "masked_perplexity" if kind == "GPT" else "perplexity"
     assert other not in results["all"]
 

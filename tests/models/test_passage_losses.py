@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from icl_jax.config import GPTConfig, MeshConfig, RobertaConfig
-from icl_jax.models.passage_losses import Passage, PassageLosses, ask, pack
+from icl_jax.models.passage_losses import Passage, PassageLosses, ask, pack, row_length
 from icl_jax.sharding import make_mesh
 from tests.models.small import make_model
 
@@ -66,3 +66,8 @@ def test_a_passage_longer_than_a_row_is_refused():
     tokens = np.zeros(17, np.int32)
     with pytest.raises(ValueError, match="a passage has 17 tokens, but a row only 16"):
         list(pack([Passage(tokens, tokens, tokens > 0, 0)], 16))
+
+
+def test_rows_have_few_lengths():
+    assert [row_length(n, 1000) for n in (1, 128, 129, 900)] == [128, 128, 256, 1000]
+    assert row_length(5, 64) == 64

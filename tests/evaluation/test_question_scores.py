@@ -5,7 +5,7 @@ import re
 
 import pytest
 
-from icl_jax.evaluation.answer_scores import exact_match, f1, harness_exact_match, normalise
+from icl_jax.evaluation.question_scores import exact_match, f1, harness_exact_match, normalise
 
 PIECES = (
     "the", "The", "a", "An", "an", "Apple", "apple", "I.B.M.", "U.S.", "12,000", "1903", "-", "?",
