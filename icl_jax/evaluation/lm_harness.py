@@ -200,17 +200,24 @@ class IclJaxLM(TemplateLM):
             model = self.subject.load(self._mesh)
             options = {"end_ids": self.subject.end_ids, "batch_size": self.batch_size}
             self._generator = Generator(model, self._mesh, **options)
+
+        def has_stopped(tokens: np.ndarray) -> bool:
+            said, ended = self.subject.said(tokens)
+            text = self.tok_decode(said)
+            return ended or any(stop in text for stop in until)
+
         whole = [self.tok_encode(context) or [self.prefix_token_id] for context in contexts]
         room = self.max_length - count
         generated = self._generator.generate(
             [np.array(tokens[-room:], np.int32) for tokens in whole],
             count,
             sampling=sampling,
-            stop_when=lambda tokens: any(stop in self.tok_decode(tokens) for stop in until),
+            stop_when=has_stopped,
             first=first,
             progress=progress,
         )
-        texts = [_cut(self.tok_decode(new.tokens), until) for new in generated]
+        said = [self.subject.said(new.tokens)[0] for new in generated]
+        texts = [_cut(self.tok_decode(tokens), until) for tokens in said]
         return [(text, len(tokens) > room) for text, tokens in zip(texts, whole, strict=True)]
 
 

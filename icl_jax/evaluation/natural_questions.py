@@ -67,12 +67,12 @@ class NaturalQuestions:
         self, items: Sequence[Question], first: int, mesh: Mesh, progress: Callable[[int], None]
     ) -> list[dict]:
         """One row for each question: prompt, raw output, answer and its scores."""
-        tokenizer, stop = self._subject.tokenizer, self.prompts.form.stop
+        tokenizer = self._subject.tokenizer
         prompts = [self.prompts.fill(question, first + n) for n, question in enumerate(items)]
         generated = self._open(mesh).generate(
             [np.append(np.int32(self._subject.begin), tokenizer.encode(p)) for p in prompts],
             self._config.questions.max_new_tokens,
-            stop_when=lambda tokens: any(end in tokenizer.decode(tokens) for end in stop),
+            stop_when=self._has_answered,
             first=first,
             progress=progress,
         )
@@ -80,11 +80,17 @@ class NaturalQuestions:
         for n, (question, prompt, new) in enumerate(zip(items, prompts, generated, strict=True)):
             row = {"number": first + n, "question": question.text, "answers": question.answers}
             row |= {"prompt": prompt, "output": tokenizer.decode(new.tokens)}
-            rows.append(row | self.score(row["output"], question.answers) | {"cut": new.cut})
+            said = tokenizer.decode(self._subject.said(new.tokens)[0])
+            rows.append(row | self.score(said, question.answers) | {"cut": new.cut})
         return rows
 
+    def _has_answered(self, tokens: np.ndarray) -> bool:
+        said, ended = self._subject.said(tokens)
+        text = self._subject.tokenizer.decode(said)
+        return ended or any(end in text for end in self.prompts.form.stop)
+
     def score(self, output: str, golds: Sequence[str]) -> dict:
-        """The answer in a raw output, and its scores."""
+        """The answer in what was said, and its scores."""
         answer = self.prompts.cut(output)
         scores = {
             "answer": answer,

@@ -10,6 +10,7 @@ from pathlib import Path
 
 from etils import epath
 from jax.sharding import Mesh
+import numpy as np
 
 from icl_jax.config import ConfigError, ExperimentConfig, GPTConfig, ModelConfig, RobertaConfig
 from icl_jax.config_tree import to_dict
@@ -44,8 +45,19 @@ class Subject:
 
     @property
     def end_ids(self) -> list[int]:
-        """What ends a text that is generated: any token that no text contains, as a separator."""
-        return [id for id in self.tokenizer.special_ids.values() if id is not None]
+        """What ends a text that is generated: a token that no text contains, but the separator."""
+        ids = {*self.tokenizer.special_ids.values()} - {None, self.tokenizer.separator_id}
+        return sorted(ids)
+
+    def said(self, tokens: np.ndarray) -> tuple[np.ndarray, bool]:
+        """The first sentence of what was generated, and whether it has ended.
+
+        A model that was trained on sentences with separators between them may begin with one.
+        """
+        places = np.flatnonzero(tokens != self.tokenizer.separator_id)
+        tokens = tokens[places[0] :] if len(places) else tokens[:0]
+        ends = np.flatnonzero(tokens == self.tokenizer.separator_id)
+        return (tokens[: ends[0]], True) if len(ends) else (tokens, False)
 
     @property
     def masked(self) -> bool:

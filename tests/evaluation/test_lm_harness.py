@@ -118,7 +118,6 @@ def test_contexts_are_cut_on_the_left_and_greedy_continuations_are_known(folder,
     (told,) = model.generate_until([SimpleNamespace(args=("One two", {"max_gen_toks": 3}))])
     new = model._generator.generate([np.array(tokens)], 3)[0].tokens.tolist()
     assert told == model.tok_decode(new) and len(new) == 3
-    assert model.subject.tokenizer.separator_id in model._generator._end_ids
     (score, greedy), (_, other) = model._loglikelihood_tokens(
         [(None, tokens, new), (None, tokens, [9, *new])], disable_tqdm=True
     )

@@ -1,5 +1,6 @@
 import json
 
+import numpy as np
 import pytest
 
 from icl_jax.config import ConfigError, QuestionsConfig
@@ -53,7 +54,14 @@ class Says:
     def generate(self, prompts, max_new_tokens, *, stop_when, first, progress):
         self.stop_when = stop_when
         progress(len(prompts))
-        return [Generated(self.tokenizer.encode(next(self.texts)), 0) for _ in prompts]
+        return [Generated(self._tokens(next(self.texts)), 0) for _ in prompts]
+
+    def _tokens(self, text):
+        """A | in the text becomes the separator."""
+        tokens = [self.tokenizer.encode(text.split("|")[0])]
+        for part in text.split("|")[1:]:
+            tokens += [np.int32([self.tokenizer.separator_id]), self.tokenizer.encode(part)]
+        return np.concatenate(tokens)
 
 
 def run_with_answers(monkeypatch, subject, task, texts):
@@ -162,9 +170,13 @@ def test_the_rule_of_three_needs_30_questions(gpt, file):
     assert "a share above 0.1 would have shown" in enough and "items alone" not in enough
 
 
-def test_tokens_that_no_text_contains_end_an_answer(monkeypatch, gpt, file):
-    _, says = run_with_answers(monkeypatch, gpt, task_of(gpt, file), [""] * 3)
-    assert {gpt.tokenizer.separator_id, gpt.tokenizer.end_of_text_id} <= set(says.end_ids)
+def test_an_answer_begins_after_separators_and_ends_at_the_next(monkeypatch, gpt, file):
+    mark = gpt.tokenizer.library.id_to_token(gpt.tokenizer.separator_id)
+    task = task_of(gpt, file)
+    rows, says = run_with_answers(monkeypatch, gpt, task, ["| Ada|The mill", "Ada|", "|"])
+    assert [row["answer"] for row in rows] == ["Ada", "Ada", ""]
+    assert rows[0]["output"] == f"{mark} Ada{mark}The mill"  # raw, as it came
+    assert gpt.tokenizer.end_of_text_id in says.end_ids
 
 
 # With a model.
@@ -178,8 +190,8 @@ def test_rows_hold_the_likeliest_continuation_and_prompts_cut_are_counted(gpt, t
     table = run_task(task, "nq_open", gpt.identity, {}, folder, small.mesh_of())
     rows = read_rows(folder)
     tokens = [gpt.tokenizer.encode(row["prompt"]) for row in rows]
-    ends = [id for id in gpt.tokenizer.special_ids.values() if id is not None]
-    generator = Generator(gpt.load(small.mesh_of()), small.mesh_of(), end_ids=ends, batch_size=4)
+    options = {"end_ids": gpt.end_ids, "batch_size": 4}
+    generator = Generator(gpt.load(small.mesh_of()), small.mesh_of(), **options)
     expected = [gpt.tokenizer.decode(new.tokens) for new in generator.generate(tokens, 11)]
     assert any(expected)
     for row, output, prompt in zip(rows, expected, tokens, strict=True):

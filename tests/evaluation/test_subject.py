@@ -62,6 +62,22 @@ def test_a_run_is_its_last_checkpoint_with_the_tokenizer_of_its_design(run, monk
     assert planned.tokenizer.fingerprint == subject.tokenizer.fingerprint
 
 
+def test_what_is_said_is_the_first_sentence(gpt):
+    subject = small.subject_of(gpt)
+    mark = subject.tokenizer.separator_id
+    assert mark not in subject.end_ids and subject.tokenizer.end_of_text_id in subject.end_ids
+    for tokens, said, ended in (
+        ([7, 8], [7, 8], False),
+        ([mark, mark, 7, 8], [7, 8], False),
+        ([mark, 7, mark, 8], [7], True),
+        ([7, mark], [7], True),
+        ([mark], [], False),
+        ([], [], False),
+    ):
+        found = subject.said(np.array(tokens, np.int32))
+        assert (found[0].tolist(), found[1]) == (said, ended)
+
+
 def test_what_cannot_be_evaluated_is_told(run, gpt, tmp_path):
     with pytest.raises(ConfigError, match="no model at"):
         open_subject(str(tmp_path / "nothing"))
