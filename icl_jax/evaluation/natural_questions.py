@@ -3,6 +3,9 @@
 `exact_match` and `f1` are SQuAD's (question_scores.py), whatever the preset. The preset `harness`
 adds `harness_exact_match`, by the rules of lm-evaluation-harness's nq_open: the number to compare
 with what that prints without examples, which it draws in another way.
+
+An answer is the first sentence that is said: a model trained on sentences with separators between
+them often begins with a separator, and says another sentence after the next.
 """
 
 from collections.abc import Callable, Sequence
