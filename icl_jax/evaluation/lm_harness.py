@@ -1,4 +1,4 @@
-"""lm-evaluation-harness (extra `lm_eval`) on models of ours: its tasks, its flags, its numbers.
+"""lm-evaluation-harness (extra `harness`) on models of ours: its tasks, its flags, its numbers.
 
 Run: python -m icl_jax.evaluation.lm_harness run --model icl_jax --model_args pretrained=FOLDER
          --tasks nq_open,wikitext [the harness's own flags]
@@ -20,7 +20,7 @@ try:
     from lm_eval.api.registry import register_model
 except ImportError as error:
     raise ImportError(
-        f"lm-evaluation-harness is not installed: pip install 'icl_jax[lm_eval]' ({error})"
+        f"lm-evaluation-harness is not installed: pip install 'icl_jax[harness]' ({error})"
     ) from error
 import numpy as np
 

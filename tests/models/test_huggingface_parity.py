@@ -11,6 +11,8 @@ import pytest
 torch = pytest.importorskip("torch", reason="needs torch (extra hf)")
 transformers = pytest.importorskip("transformers", reason="needs transformers (extra hf)")
 
+pytestmark = pytest.mark.xdist_group("torch")
+
 from safetensors.numpy import load_file, save_file
 
 from icl_jax.config import MeshConfig

@@ -10,27 +10,34 @@ import re
 import jax
 import numpy as np
 import pytest
+from tokenizers import Tokenizer, pre_tokenizers, trainers
+from tokenizers.models import BPE
+from tokenizers.processors import RobertaProcessing
 
 from icl_jax.config import EncoderConfig, MeshConfig
 from icl_jax.retrieval.encoders import open_encoder
 from icl_jax.retrieval.vectors import normalise
 from icl_jax.sharding import make_mesh
 
-pytest.importorskip("sentence_transformers")
-transformers = pytest.importorskip("transformers")
-torch = pytest.importorskip("torch")
-
-from sentence_transformers import SentenceTransformer
-from sentence_transformers.base.modules import Dense, Normalize, Transformer
-from sentence_transformers.sentence_transformer.modules import Pooling
-from tokenizers import Tokenizer, pre_tokenizers, trainers
-from tokenizers.models import BPE
-from tokenizers.processors import RobertaProcessing
+pytestmark = pytest.mark.xdist_group("torch")  # one import of all this takes 14 s
 
 RNG = np.random.default_rng(0)
 WORDS = ["river", "Kersk", "born", "mill", "old", "in", "the", "Café", "1984", "bridge", ",", "!"]
 TEXTS = [" ".join(RNG.choice(WORDS, RNG.integers(0, 9))) for _ in range(29)]
 TEXTS += [" ".join(["the <pad> mill"] * 3), " ".join(WORDS * 4)]  # the last is cut
+
+
+@pytest.fixture(scope="module", autouse=True)
+def libraries():
+    """Imported here, and not by every process that collects the tests."""
+    global torch, transformers, SentenceTransformer, Dense, Normalize, Transformer, Pooling
+    for library in ("sentence_transformers", "transformers", "torch"):
+        pytest.importorskip(library)
+    from sentence_transformers import SentenceTransformer
+    from sentence_transformers.base.modules import Dense, Normalize, Transformer
+    from sentence_transformers.sentence_transformer.modules import Pooling
+    import torch
+    import transformers
 
 
 def cosines(folder, texts):
