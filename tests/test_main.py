@@ -13,9 +13,10 @@ TINY = "--config=configs/tiny.py"
 
 
 def run(*args, module="icl_jax.main"):
-    """As a user runs it: with the compiler's own settings, not those of the tests."""
+    """As a user runs it: with no devices emulated."""
     command = [sys.executable, "-m", module, *map(str, args)]
-    env = {name: value for name, value in os.environ.items() if name != "XLA_FLAGS"}
+    kept = [flag for flag in os.environ["XLA_FLAGS"].split() if "device_count" not in flag]
+    env = os.environ | {"XLA_FLAGS": " ".join(kept)}
     return subprocess.run(command, capture_output=True, text=True, cwd=ROOT, env=env)
 
 

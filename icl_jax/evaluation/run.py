@@ -19,6 +19,7 @@ from ml_collections import config_flags
 
 from icl_jax.config import ConfigError, EvaluationConfig, MeshConfig, StageError
 from icl_jax.config_problems import EVALUATIONS
+from icl_jax.config_tree import validate
 from icl_jax.flag_errors import explain_overrides, parse_flags, stop
 
 
@@ -54,12 +55,11 @@ def main(argv: Sequence[str]) -> None:
     config.data = given.data or config.data
     config.tokenizer = given.tokenizer or config.tokenizer
     try:
-        from icl_jax.config_tree import validate
+        validate(config)
         from icl_jax.evaluation.evaluate import default_output, evaluate
         from icl_jax.evaluation.subject import open_subject
         from icl_jax.sharding import make_mesh
 
-        validate(config)
         subject = open_subject(given.model, config.tokenizer, config.ema)
         output = Path(given.output) if given.output else default_output(subject)
         evaluate(subject, config, output, make_mesh(MeshConfig()))

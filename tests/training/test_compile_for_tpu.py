@@ -39,6 +39,7 @@ def numbers_of(*args):
 
 
 @needs_libtpu
+@pytest.mark.slow
 def test_two_chips_share_the_state_and_talk_to_each_other():
     numbers, shown = numbers_of(
         "--topology=v5e:1x2", "--config.mesh.data=1", "--config.mesh.fsdp=2"

@@ -184,7 +184,7 @@ def test_a_run_starts_from_a_hugging_face_folder(tmp_path, monkeypatch):
 def test_a_loss_that_is_not_finite_stops_the_run_and_keeps_the_last_good_checkpoint(tmp_path):
     config = experiment(
         optimizer={"learning_rate": 1e38, "warmup": 0, "clip_norm": 0.0}, checkpoint_every=1,
-        mesh=(8, 1, 1),
+        mesh=(8, 1, 1), dropout=False,
     )  # fmt: skip
     with pytest.raises(StageError, match=r"is (nan|inf) at step (\d)") as stopped:
         train(config, epath.Path(tmp_path))
