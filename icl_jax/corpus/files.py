@@ -1,9 +1,10 @@
 """Which files a corpus is made of, in which format, and what tells them from other files."""
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 import contextlib
 import functools
 import glob
+import hashlib
 import os
 import re
 
@@ -64,6 +65,12 @@ def describe_files(config: CorpusConfig, field: str = "design.corpus") -> dict[s
 def describe_file(file: str) -> dict:
     """Size and checksum of one file."""
     return _describe(file, file_version(file))
+
+
+def files_checksum(files: Iterable[str | os.PathLike]) -> str:
+    """Of all of some large files together; they are read again only if one has changed."""
+    names = sorted(map(os.fspath, files))
+    return _files_checksum(tuple((name, file_version(name)) for name in names))
 
 
 def file_version(file: str) -> tuple[int, int]:
@@ -166,3 +173,12 @@ def _describe(file: str, version: tuple[int, int]) -> dict:
         while chunk := opened.read(_READ_BYTES):
             checksum = google_crc32c.extend(checksum, chunk)
     return {"bytes": version[0], "checksum": f"{checksum:08x}"}
+
+
+@functools.lru_cache(maxsize=4)
+def _files_checksum(files: tuple[tuple[str, tuple[int, int]], ...]) -> str:
+    digest = hashlib.sha256()
+    for file, _ in files:
+        with open(file, "rb") as opened:
+            digest.update(hashlib.file_digest(opened, "sha256").digest())
+    return digest.hexdigest()[:32]

@@ -112,6 +112,7 @@ def check_before_design(config: ExperimentConfig) -> None:
     for name in config.evaluation.tasks:
         module = importlib.import_module(f"icl_jax.evaluation.{TASKS[name][0]}")
         try:
+            # What perplexity and neighbour_gain read may only be made by the design.
             getattr(module, "check_data", lambda config: None)(config.evaluation)
         except (ConfigError, StageError) as error:
             found.append(f"{name}: {error}")

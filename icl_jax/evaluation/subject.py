@@ -5,24 +5,23 @@ What it is and which tokenizer it has is known before any of its weights are rea
 
 import dataclasses
 import functools
-import hashlib
 from pathlib import Path
 
 from etils import epath
 from jax.sharding import Mesh
 import numpy as np
 
-from icl_jax.config import ConfigError, ExperimentConfig, GPTConfig, ModelConfig, RobertaConfig
+from icl_jax.config import ConfigError, ExperimentConfig, GPTConfig, RobertaConfig
 from icl_jax.config_tree import to_dict
 from icl_jax.corpus import tokenizers
+from icl_jax.corpus.files import files_checksum
 from icl_jax.corpus.tokenizers import Tokenizer
 from icl_jax.example_design.arms import is_arm
+from icl_jax.example_design.gain_inputs import model_checksum
 from icl_jax.models import GPT, Roberta, huggingface
 from icl_jax.models.huggingface import read_json
 from icl_jax.training import checkpoint
 from icl_jax.training.checks import is_huggingface
-
-KINDS = ("run", "model folder", "sentence-transformers")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -30,7 +29,7 @@ class Subject:
     """One model with its tokenizer."""
 
     path: str  # as the user gave it
-    kind: str  # one of KINDS
+    kind: str  # run, model folder or sentence-transformers
     network: Path  # the folder of the weights
     config: GPTConfig | RobertaConfig
     tokenizer: Tokenizer
@@ -100,32 +99,32 @@ def open_subject(path: str, tokenizer: str = "", ema: bool = False) -> Subject:
         kind, network = "model folder", Path(path)
     else:
         try:
-            checkpoint.find(path)
+            folder, step = checkpoint.find(path)
         except ConfigError as error:
             raise ConfigError(f"{error}; {expected}") from None
-        return _open_run(path, tokenizer, ema)
+        return _open_run(path, Path(folder), step, tokenizer, ema)
     if ema:
         raise ConfigError(f"{path} is a {kind}, which has no moving average of its weights")
     config = huggingface.read_config(network)
     found = open_tokenizer(tokenizer or str(network))
-    checksum = _checksum([network / "config.json", *sorted(network.glob("*.safetensors"))])
+    checksum = model_checksum(str(network))
     identity = {"kind": kind, "checksum": checksum, "tokenizer": found.fingerprint}
     return _checked(Subject(path, kind, network, config, found, identity))
 
 
-def _open_run(path: str, tokenizer: str, ema: bool) -> Subject:
-    folder, step = checkpoint.find(path)
+def _open_run(path: str, checkpoints: Path, step: int, tokenizer: str, ema: bool) -> Subject:
     config = checkpoint.read_config(path)
     if ema and not config.training.ema_decay:
         raise ConfigError(f"{path} keeps no moving average of its weights (training.ema_decay)")
     if not isinstance(config.model, GPTConfig | RobertaConfig):
         raise ConfigError(
-            f"{path} holds a {_name(config.model)}; GPT and RoBERTa models can be evaluated"
+            f"{path} holds a {type(config.model).__name__.removesuffix('Config')}; GPT and "
+            "RoBERTa models can be evaluated"
         )
-    found = open_tokenizer(tokenizer or _tokenizer_of_run(path, folder.parent, config))
-    network = Path(folder) / str(step) / ("ema" if ema else "params")
-    files = sorted(file for file in network.rglob("*") if file.is_file())
-    identity = {"kind": "run", "step": step, "ema": ema, "checksum": _checksum(files)}
+    found = open_tokenizer(tokenizer or _tokenizer_of_run(path, checkpoints.parent, config))
+    network = checkpoints / str(step) / ("ema" if ema else "params")
+    checksum = files_checksum(file for file in network.rglob("*") if file.is_file())
+    identity = {"kind": "run", "step": step, "ema": ema, "checksum": checksum}
     identity |= {"model": to_dict(config.model), "tokenizer": found.fingerprint}
     return _checked(Subject(path, "run", network, config.model, found, identity, ema))
 
@@ -148,9 +147,9 @@ def open_tokenizer(folder: str) -> Tokenizer:
         raise ConfigError(str(error).replace("design.tokenizer.folder", "tokenizer")) from None
 
 
-def _tokenizer_of_run(path: str, workdir: epath.Path, config: ExperimentConfig) -> str:
+def _tokenizer_of_run(path: str, workdir: epath.PathLike, config: ExperimentConfig) -> str:
     """That of the design whose records the run read."""
-    candidates = [workdir / "design"]
+    candidates = [epath.Path(workdir) / "design"]
     for source in config.data.sources:
         if not is_arm(source) and epath.Path(source).parent.name == "arms":
             candidates.append(epath.Path(source).parent.parent)
@@ -177,20 +176,8 @@ def _checked(subject: Subject) -> Subject:
     return subject
 
 
-def _name(config: ModelConfig) -> str:
-    return type(config).__name__.removesuffix("Config")
-
-
 @functools.lru_cache(maxsize=1)
 def _load(subject: Subject, mesh: Mesh) -> GPT | Roberta:
     if subject.kind == "run":
         return checkpoint.load_model(subject.path, mesh, ema=subject.ema)
     return huggingface.load(subject.network, mesh)
-
-
-def _checksum(files: list[Path]) -> str:
-    digest = hashlib.sha256()
-    for file in files:
-        with file.open("rb") as opened:
-            digest.update(hashlib.file_digest(opened, "sha256").digest())
-    return digest.hexdigest()[:32]

@@ -1,14 +1,12 @@
 """The folder of the model that judges groups: its checksum and its tokenizer, told without JAX."""
 
-import functools
-import hashlib
 import json
 from pathlib import Path
 
 import tokenizers
 
 from icl_jax.config import ExamplesConfig
-from icl_jax.corpus.files import file_version
+from icl_jax.corpus.files import files_checksum
 from icl_jax.corpus.tokenizers import Tokenizer
 
 
@@ -25,8 +23,7 @@ def gain_inputs(examples: ExamplesConfig, strategy: str) -> dict:
 
 def model_checksum(folder: str) -> str:
     """Of the files that a model is made of; they are read again only if one has changed."""
-    files = sorted([Path(folder) / "config.json", *Path(folder).glob("*.safetensors")])
-    return _checksum(tuple((str(file), file_version(str(file))) for file in files))
+    return files_checksum([Path(folder) / "config.json", *Path(folder).glob("*.safetensors")])
 
 
 def tokenizer_problem(folder: str, tokenizer: Tokenizer) -> str | None:
@@ -62,12 +59,3 @@ def tokenizer_problem(folder: str, tokenizer: Tokenizer) -> str | None:
         if theirs.get(name) != id:
             return f"in its {file.name} {name} is {theirs.get(name)}, but here it is {id}"
     return None
-
-
-@functools.lru_cache(maxsize=4)
-def _checksum(files: tuple[tuple[str, tuple[int, int]], ...]) -> str:
-    digest = hashlib.sha256()
-    for file, _ in files:
-        with open(file, "rb") as opened:
-            digest.update(hashlib.file_digest(opened, "sha256").digest())
-    return digest.hexdigest()[:32]

@@ -42,6 +42,11 @@ def roberta_folder(folder: Path, **fields) -> Path:
     )
 
 
+def model_folders(root: Path) -> dict[str, Path]:
+    """One of each kind."""
+    return {"GPT": gpt_folder(root / "gpt"), "RoBERTa": roberta_folder(root / "roberta")}
+
+
 def run_folder(workdir: Path, config: ExperimentConfig, step: int = 2) -> Path:
     """What a run of ours leaves after `step` steps, untrained: a checkpoint and a tokenizer."""
     model = make_model(config.model, seed=1)

@@ -28,11 +28,7 @@ TEXTS = [
 
 @pytest.fixture(scope="module")
 def folders(tmp_path_factory):
-    root = tmp_path_factory.mktemp("models")
-    return {
-        "GPT": small.gpt_folder(root / "gpt"),
-        "RoBERTa": small.roberta_folder(root / "roberta"),
-    }
+    return small.model_folders(tmp_path_factory.mktemp("models"))
 
 
 @pytest.fixture(scope="module")
