@@ -14,6 +14,7 @@ from icl_jax.training.presets import preset as optimizer_preset
 
 def get_config() -> ExperimentConfig:
     model = model_preset("gpt2-base")
+    model.vocab_size = 50258  # GPT-2's tokens and the separator, which kNN examples need
     model.dtype, model.scan_layers, model.remat = "bfloat16", True, "full"
     return ExperimentConfig(
         batch_size=512,  # Levine et al. 2022, appendix D.2; section 3.2 has 256 for this size

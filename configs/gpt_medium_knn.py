@@ -4,19 +4,30 @@ Command:  python -m icl_jax.main --config=configs/gpt_medium_knn.py --workdir=ru
               --config.design.corpus.files=FOLDER  (of a corpus; or tfds:wikipedia/20230601.en)
               --config.design.tokenizer.folder=FOLDER  (GPT-2's: vocab.json, merges.txt)
               --config.design.encoder.folder=FOLDER  (a sentence-transformers model)
-          --stages=design and --stages=train run the two halves by themselves.
+          --stages=design and --stages=train run the two halves by themselves. 200,000 regular
+          steps (runs/gpt_medium_knn), then 20,000 more of which half of every batch is kNN examples
+          (runs/gpt_medium_knn/branches/neighbours_in_context). To switch at 400,000:
+              --config.training.steps=400000
+          To begin with a regular run that is there (gpt_medium_regular.py), and train kNN alone:
+              --config.training.start_from=runs/gpt_medium/checkpoints/200000
+          With the arm that goes on regularly as a control:
+              --config.branches.arms="('regular','neighbours_in_context')"
 Cost:     design: docs/scale.md. Training: about 16 hours on 16 TPU v5e chips: 0.26 s a
           step, dropout apart, by the estimate of docs/tpu_sharding.md; not run
 Expected: about 250 of 20,000 Natural Questions right, closed-book and zero-shot, where regular
           examples alone stay below 50 (Levine et al. 2022, figure 1)
 """
 
-from icl_jax.config import DataConfig, ExperimentConfig, MeshConfig, TrainingConfig
+from icl_jax.config import (
+    BranchesConfig,
+    DataConfig,
+    ExperimentConfig,
+    MeshConfig,
+    TrainingConfig,
+)
 from icl_jax.example_design.presets import preset as design_preset
 from icl_jax.models.presets import preset as model_preset
 from icl_jax.training.presets import preset as optimizer_preset
-
-REGULAR_STEPS, KNN_STEPS = 200_000, 20_000  # 10,000 in table 2, which also switches at 400,000
 
 
 def get_config() -> ExperimentConfig:
@@ -29,12 +40,13 @@ def get_config() -> ExperimentConfig:
         model=model,
         mesh=MeshConfig(data=1, fsdp=-1, tensor=1),
         design=design_preset("knn-pretraining"),
-        data=DataConfig(
-            sources=("design:contiguous", "design:neighbours_in_context"),
-            phases=((0, (1, 0)), (REGULAR_STEPS, (1, 1))),
-        ),
+        data=DataConfig(sources=("design:contiguous",)),
         optimizer=optimizer_preset("knn-pretraining-medium"),
         training=TrainingConfig(
-            steps=REGULAR_STEPS + KNN_STEPS, checkpoint_every=2_000, keep_every=REGULAR_STEPS
+            steps=200_000,  # of regular examples; or 400,000
+            start_with="everything",  # of training.start_from, where that is given
+            checkpoint_every=2_000,
         ),
+        # 20,000 as in figure 1; 10,000 in table 2.
+        branches=BranchesConfig(arms=("neighbours_in_context",), steps=20_000),
     )

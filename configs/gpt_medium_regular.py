@@ -14,6 +14,7 @@ from icl_jax.training.presets import preset as optimizer_preset
 
 def get_config() -> ExperimentConfig:
     model = model_preset("gpt2-medium")
+    model.vocab_size = 50258  # GPT-2's tokens and the separator, which kNN examples need
     model.dtype, model.scan_layers, model.remat = "bfloat16", True, "full"
     return ExperimentConfig(
         batch_size=512,  # Levine et al. 2022, appendix D.2; the text of section 3.2 has 128
@@ -22,5 +23,6 @@ def get_config() -> ExperimentConfig:
         mesh=MeshConfig(data=1, fsdp=-1, tensor=1),
         data=DataConfig(sources=("data/wikipedia/contiguous",)),
         optimizer=optimizer_preset("knn-pretraining-medium"),
+        # Checkpoints at 200,000 and 400,000 steps are where kNN-Pretraining branches off.
         training=TrainingConfig(steps=400_000, checkpoint_every=2_000, keep_every=200_000),
     )

@@ -17,6 +17,10 @@ class StageError(RuntimeError):
     """A stage that found what must not be; the run stops with this message."""
 
 
+class StoppedError(Exception):
+    """A signal stopped the training, which was saved: nothing is wrong, but later stages wait."""
+
+
 @dataclasses.dataclass(unsafe_hash=True)
 class TransformerConfig:
     """What GPT and RoBERTa have in common. Hashable, for a model keeps a copy as static data."""
@@ -125,6 +129,7 @@ class CorpusConfig:
     max_sentence_tokens: int = 128  # longer sentences are
     long_sentences: str = "split"  # split or drop
     max_bad_share: float = 0.01  # of the documents may be unreadable; more stop the run
+    megabytes: float = 0.0  # only the first so many, to the end of a shard; 0: all
 
     def problems(self) -> list[str]:
         return config_problems.corpus_problems(self)
@@ -256,6 +261,7 @@ class OptimizerConfig:
     learning_rate: float = 6e-4  # the peak
     schedule: str = "cosine"  # after the warm-up: constant, linear or cosine down to `final_share`
     final_share: float = 0.0  # of the peak, at the last step
+    schedule_steps: int = 0  # where the schedule ends; 0: at the last step of the run
     warmup: float = 2000  # linear from 0; in steps, or in epochs where training.epochs is set
     b1: float = 0.9
     b2: float = 0.95
@@ -289,6 +295,28 @@ class TrainingConfig:
 
     def problems(self) -> list[str]:
         return config_problems.training_problems(self)
+
+
+@dataclasses.dataclass
+class BranchesConfig:
+    """Runs that all go on from the last checkpoint of this one, each its own way: a comparison."""
+
+    # Arms of the design; or `regular`, which goes on with the sources that the run has; or `trunk`,
+    # which is this run itself as it is, to be compared with the others. Empty: no branches.
+    arms: tuple[str, ...] = ()
+    reference: str = "neighbours_in_context"  # the arm that the others are compared with
+    # Either so many steps more, by the same optimiser, whose schedule ends with them; examples of
+    # the arm are this share of every batch, the rest is of the sources that the run has,
+    steps: int = 0
+    share: float = 0.5
+    # or so many passes over the examples of the arm alone, by an optimiser of their own.
+    epochs: float = 0.0
+    optimizer: OptimizerConfig = dataclasses.field(default_factory=OptimizerConfig)
+    learning_rates: tuple[float, ...] = ()  # each arm with each of these; empty: the optimiser's
+    seeds: int = 1  # each arm so often, with config.seed, config.seed + 1, ...
+
+    def problems(self) -> list[str]:
+        return config_problems.branches_problems(self)
 
 
 @dataclasses.dataclass
@@ -404,6 +432,9 @@ class ExperimentConfig:
     data: DataConfig = dataclasses.field(default_factory=DataConfig)
     optimizer: OptimizerConfig = dataclasses.field(default_factory=OptimizerConfig)
     training: TrainingConfig = dataclasses.field(default_factory=TrainingConfig)
+    branches: BranchesConfig = dataclasses.field(default_factory=BranchesConfig)
+    # Each round trains, then embeds the corpus with its model and searches again for the next.
+    rounds: int = 1
     evaluation: EvaluationConfig = dataclasses.field(default_factory=EvaluationConfig)
 
     def problems(self) -> list[str]:

@@ -123,6 +123,7 @@ def corpus_problems(config) -> list[str]:
     require_choice(found, "long_sentences", config.long_sentences, LONG_SENTENCES)
     require_positive(found, config, "max_sentence_tokens")
     require_share(found, config, "max_bad_share")
+    require_at_least_0(found, config, "megabytes")
     if not re.fullmatch(r"[a-z]{2,3}(-[a-z]+)*", config.language):
         found.append(f"language must be a code such as en or pt-br, got '{config.language}'")
     return found
@@ -226,7 +227,7 @@ def optimizer_problems(config) -> list[str]:
     require_choice(found, "schedule", config.schedule, SCHEDULES)
     require_share(found, config, "b1", "b2", "epsilon", below=True)
     require_share(found, config, "final_share")
-    for name in ("learning_rate", "warmup", "weight_decay", "clip_norm"):
+    for name in ("learning_rate", "schedule_steps", "warmup", "weight_decay", "clip_norm"):
         value = getattr(config, name)
         if not 0 <= value < float("inf"):
             found.append(f"{name} must be a number of at least 0, got {value}")
@@ -249,6 +250,40 @@ def training_problems(config) -> list[str]:
         )
     if config.steps and config.epochs:
         found.append(f"set steps or epochs, got {config.steps} steps and {config.epochs} epochs")
+    return found
+
+
+def branches_problems(config) -> list[str]:
+    found: list[str] = []
+    for arm in config.arms:
+        require_choice(found, "arms", arm, ("regular", "trunk", *ARMS))
+    require_at_least_0(found, config, "steps", "epochs")
+    require_positive(found, config, "seeds")
+    require_share(found, config, "share")
+    if len(set(config.arms)) < len(config.arms):
+        found.append(f"arms names an arm twice: {', '.join(config.arms)}")
+    if len(set(config.learning_rates)) < len(config.learning_rates):
+        found.append(f"learning_rates names a rate twice: {config.learning_rates}")
+    if any(rate <= 0 for rate in config.learning_rates):
+        found.append(f"learning_rates must be above 0, got {config.learning_rates}")
+    if config.arms and bool(config.steps) == bool(config.epochs):
+        found.append(
+            f"expected steps or epochs, how long each arm is trained, got steps {config.steps} and "
+            f"epochs {config.epochs:g}"
+        )
+    if config.arms and config.reference not in config.arms:
+        found.append(
+            f"reference must be one of the arms, {', '.join(config.arms)}, got '{config.reference}'"
+        )
+    if config.steps and config.learning_rates:
+        found.append(
+            "learning_rates are for branches.epochs; with branches.steps each arm goes on with the "
+            "run's own schedule"
+        )
+    if config.share == 0:
+        found.append("share must be above 0: the arms would all be regular")
+    if config.epochs and "regular" in config.arms:
+        found.append("the arm regular goes on for branches.steps, but branches.epochs is set")
     return found
 
 
@@ -318,7 +353,7 @@ def neighbour_gain_problems(config) -> list[str]:
 
 def experiment_problems(config) -> list[str]:
     found = []
-    require_positive(found, config, "batch_size", "sequence_length")
+    require_positive(found, config, "batch_size", "sequence_length", "rounds")
     if not 0 <= config.seed <= MAX_SEED:
         found.append(f"seed must be from 0 to {MAX_SEED} (2**32 - 1), got {config.seed}")
     if config.sequence_length > config.model.context_length:

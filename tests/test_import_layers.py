@@ -25,6 +25,7 @@ LAYERS = [
     {"example_design"},
     {"training"},
     {"evaluation"},
+    {"experiment"},
     {"theory", "sandboxes"},
     {"studies"},
     {"main"},

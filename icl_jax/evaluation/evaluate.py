@@ -93,13 +93,17 @@ def _write(subject: Subject, folder: Path, output: Path) -> dict:
     return results
 
 
-def evaluate_run(config: ExperimentConfig, workdir: epath.Path) -> dict:
-    """The stage `evaluate`: the last checkpoint of a run."""
+def evaluate_run(
+    config: ExperimentConfig, model: epath.PathLike, output: Path | None = None
+) -> Path:
+    """The stage `evaluate`: the last checkpoint of a run, or a model folder; where results are."""
     validate(config)
     _check_call(config.evaluation)
     wanted = config.evaluation
-    subject = open_subject(str(workdir), wanted.tokenizer, wanted.ema)
-    return evaluate(subject, wanted, default_output(subject), make_mesh(config.mesh))
+    subject = open_subject(str(model), wanted.tokenizer, wanted.ema)
+    output = output or default_output(subject)
+    evaluate(subject, wanted, output, make_mesh(config.mesh))
+    return output
 
 
 def check_before_design(config: ExperimentConfig) -> None:

@@ -20,6 +20,7 @@ from icl_jax.example_design.arms import is_arm
 from icl_jax.example_design.gain_inputs import model_checksum
 from icl_jax.models import GPT, Roberta, huggingface
 from icl_jax.models.huggingface import read_json
+from icl_jax.retrieval.design_folders import design_workdir
 from icl_jax.training import checkpoint
 from icl_jax.training.checks import is_huggingface
 
@@ -64,12 +65,12 @@ class Subject:
         return isinstance(self.config, RobertaConfig)
 
     def own_workdir(self, field: str) -> Path:
-        """The workdir of a run; other models have none, and `field` takes another source."""
+        """The workdir with a run's design; other models have none: `field` takes another source."""
         if self.kind != "run":
             raise ConfigError(
                 f"{self.path} is no run with a design of its own; name another in {field}"
             )
-        return self.network.parents[2]
+        return Path(design_workdir(self.network.parents[2]))
 
     def load(self, mesh: Mesh) -> GPT | Roberta:
         """The model itself, on the shards of `mesh`; read once."""
@@ -149,7 +150,7 @@ def open_tokenizer(folder: str) -> Tokenizer:
 
 def _tokenizer_of_run(path: str, workdir: epath.PathLike, config: ExperimentConfig) -> str:
     """That of the design whose records the run read."""
-    candidates = [epath.Path(workdir) / "design"]
+    candidates = [design_workdir(workdir) / "design"]
     for source in config.data.sources:
         if not is_arm(source) and epath.Path(source).parent.name == "arms":
             candidates.append(epath.Path(source).parent.parent)

@@ -5,6 +5,7 @@ from typing import NamedTuple
 from etils import epath
 
 from icl_jax.config import StageError
+from icl_jax.retrieval.design_folders import design_workdir
 
 PREFIX = "design:"  # a source called design:contiguous is that arm of the same workdir
 
@@ -52,7 +53,7 @@ def is_arm(source: str) -> bool:
 
 def arm_folder(workdir: epath.PathLike, arm: str) -> epath.Path:
     """The records of an arm that was built; stops, with those that were, if it was not."""
-    folder = epath.Path(workdir) / "design" / "arms" / arm
+    folder = design_workdir(workdir) / "design" / "arms" / arm
     if not (folder / "results.json").exists():
         built = sorted(path.parent.name for path in folder.parent.glob("*/results.json"))
         known = arm in ARMS

@@ -4,8 +4,12 @@ import json
 import os
 from pathlib import Path
 
+from etils import epath
+
 from icl_jax.config import DesignConfig
 from icl_jax.parallel import Runner
+
+BRANCHES = "branches"  # of a workdir: the workdirs of the runs that branch off
 
 
 class DesignFolders:
@@ -40,3 +44,10 @@ class DesignFolders:
 def shard_bytes_of(design: DesignConfig) -> int:
     """How much text a shard has."""
     return max(1, round(design.shard_megabytes * 1e6))
+
+
+def design_workdir(workdir: epath.PathLike) -> epath.Path:
+    """The workdir whose design a run reads: its own, or that of the run it branched off."""
+    own = epath.Path(workdir).resolve()
+    is_branch = own.parent.name == BRANCHES and not (own / "design").exists()
+    return own.parent.parent if is_branch else epath.Path(workdir)

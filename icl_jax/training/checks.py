@@ -15,6 +15,7 @@ from icl_jax.example_design.arms import PREFIX, arm_folder, is_arm
 from icl_jax.models import huggingface
 from icl_jax.sharding import make_mesh
 from icl_jax.training import checkpoint
+from icl_jax.training.start_tokenizer import planned_tokenizer_problems, start_tokenizer_problems
 
 OBJECTIVE_OF = {GPTConfig: "next_token", RobertaConfig: "masked_token"}
 
@@ -23,6 +24,12 @@ FREE_FIELDS = (
     "mesh", "model.remat", "data.workers", "data.prefetch", "training.accumulate",
     "training.checkpoint_every", "training.keep_last", "training.keep_every", "training.log_every",
 )  # fmt: skip
+# What of a config is about other stages or other runs.
+OTHER_PARTS = ("mesh.", "design.", "branches.", "rounds:", "evaluation.")
+_OTHER_VOCABULARY = (
+    ". A model goes on with the tokens that it knows: its records must be made with its tokenizer "
+    "(design.tokenizer.folder)"
+)
 
 
 def check_run(config: ExperimentConfig, workdir: epath.Path) -> Data:
@@ -34,6 +41,7 @@ def check_run(config: ExperimentConfig, workdir: epath.Path) -> Data:
         found += problems
     if data is not None:
         found += _workdir_problems(config, workdir, data)
+        found += start_tokenizer_problems(config, workdir)
     if found:
         raise ConfigError("; ".join(found))
     return data
@@ -49,6 +57,8 @@ def check_before_design(config: ExperimentConfig, workdir: epath.Path) -> None:
                 f"data.sources names '{source}', but design.examples.arms are {', '.join(made)}; "
                 "add it there"
             )
+    if any(map(is_arm, config.data.sources)):
+        found += planned_tokenizer_problems(config)
     if found:
         raise ConfigError("; ".join(found))
 
@@ -169,9 +179,13 @@ def _start_problems(config: ExperimentConfig) -> list[str]:
     if not is_huggingface(training.start_from):
         free.pop("scan_layers")  # of a checkpoint the arrays are read as they were stored
     wrong = differences(to_dict(dataclasses.replace(theirs, **free)), to_dict(config.model))
-    return [f"model differs from training.start_from {training.start_from}: {', '.join(wrong)}"] * (
-        len(wrong) > 0
-    )
+    if not wrong:
+        return []
+    return [
+        f"model differs from training.start_from {training.start_from}: {', '.join(wrong)} (there "
+        "-> here); set these fields of model as they are there, or start from another model"
+        + _OTHER_VOCABULARY * (theirs.vocab_size != config.model.vocab_size)
+    ]
 
 
 def is_huggingface(path: str) -> bool:
@@ -193,7 +207,7 @@ def _workdir_problems(config: ExperimentConfig, workdir: epath.Path, data: Data)
     wrong = [
         line
         for line in differences(held["config"], to_dict(config))
-        if not line.startswith((*(f"{name}:" for name in free), "mesh.", "design", "evaluation"))
+        if not line.startswith((*(f"{name}:" for name in free), *OTHER_PARTS))
     ]
     if held["data"] != data.fingerprint():
         wrong.append("data: the record files changed")

@@ -1,10 +1,12 @@
-"""What the accelerators can do at best: makers' figures, and on a CPU a measured product."""
+"""What the accelerators can do at best, by makers' figures or measured, and what a run took."""
 
 import time
 from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
+
+from icl_jax.step_cost import peak_of_this_process
 
 
 class Chip(NamedTuple):
@@ -51,3 +53,11 @@ def measured_gemm_flops(dtype: str = "float32", size: int = 1536, rounds: int = 
         jax.block_until_ready(product(x))
         seconds.append(time.perf_counter() - start)
     return 2 * size**3 / min(seconds)
+
+
+def peak_memory() -> str:
+    """The most that was taken until now: of one device, or on a CPU of this process."""
+    stats = jax.local_devices()[0].memory_stats() or {}
+    if "peak_bytes_in_use" in stats:
+        return f"{stats['peak_bytes_in_use'] / 1e9:.2f} GB a device"
+    return f"{peak_of_this_process()[1] / 1e9:.2f} GB"

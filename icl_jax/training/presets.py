@@ -5,10 +5,10 @@ import dataclasses
 from icl_jax.config import ConfigError, OptimizerConfig
 
 PRESETS: dict[str, OptimizerConfig] = {
-    # Levine et al. 2022, appendix D.2. It gives no learning rate: peak and warm-up are GPT-3's for
-    # these sizes (Brown et al. 2020, table 2.1).
-    "knn-pretraining-base": OptimizerConfig(),
-    "knn-pretraining-medium": OptimizerConfig(learning_rate=3e-4),
+    # Levine et al. 2022, appendix D.2. It gives no learning rate: peak, and cosine down to a tenth
+    # of it, are GPT-3's for these sizes (Brown et al. 2020, table 2.1 and appendix B).
+    "knn-pretraining-base": OptimizerConfig(final_share=0.1),
+    "knn-pretraining-medium": OptimizerConfig(learning_rate=3e-4, final_share=0.1),
     # Levine et al. 2022, section 3.1 and appendix D.1: the first of 5 epochs is warm-up; peaks
     # 1, 3, 5 and 7e-5 were tried. What follows the warm-up is not said: linear, as is usual there.
     "knn-tapt": OptimizerConfig(

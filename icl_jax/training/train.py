@@ -11,12 +11,13 @@ from jax.experimental import multihost_utils
 from jax.sharding import Mesh
 import optax
 
-from icl_jax.config import ExperimentConfig
+from icl_jax.config import ExperimentConfig, StoppedError
 from icl_jax.data.input_pipeline import Data, make_batches
 from icl_jax.models import abstract, huggingface
 from icl_jax.sharding import make_mesh
 from icl_jax.training import checkpoint
 from icl_jax.training.checks import check_run, is_huggingface, record_run
+from icl_jax.training.hardware import peak_memory
 from icl_jax.training.metrics import MetricsLog
 from icl_jax.training.optimizer import learning_rate, make_optimizer
 from icl_jax.training.train_state import (
@@ -30,7 +31,7 @@ from icl_jax.training.train_state import (
 
 
 def train(config: ExperimentConfig, workdir: epath.Path) -> TrainState:
-    """Trains to the last step, or until SIGTERM or Ctrl-C: then it saves, and can be continued."""
+    """Trains to the last step; stopped by SIGTERM or Ctrl-C it saves, and can be continued."""
     data = check_run(config, workdir)
     mesh = make_mesh(config.mesh)
     steps, schedule = plan_steps(config, data)
@@ -61,18 +62,23 @@ def train(config: ExperimentConfig, workdir: epath.Path) -> TrainState:
                     break
             checkpoints.wait_until_finished()
     done = int(state.step)
-    print(f"{done} of {steps} steps done, loss {log.last_loss:.4f}; {workdir / 'checkpoints'}")
+    print(
+        f"{done} of {steps} steps done, loss {log.last_loss:.4f}, peak memory {peak_memory()}; "
+        f"{workdir / 'checkpoints'}"
+    )
     if done < steps:
         print("stopped by a signal; the same command goes on from here")
+        raise StoppedError
     return state
 
 
 def plan_steps(config: ExperimentConfig, data: Data) -> tuple[int, optax.Schedule]:
     """How many steps, and the learning rate at each."""
-    if config.training.epochs:
-        steps = math.ceil(config.training.epochs * data.steps_per_epoch)
-        return steps, learning_rate(config.optimizer, steps, data.steps_per_epoch)
-    return config.training.steps, learning_rate(config.optimizer, config.training.steps)
+    training, end = config.training, config.optimizer.schedule_steps
+    if training.epochs:
+        steps = math.ceil(training.epochs * data.steps_per_epoch)
+        return steps, learning_rate(config.optimizer, end or steps, data.steps_per_epoch)
+    return training.steps, learning_rate(config.optimizer, end or training.steps)
 
 
 def start(config: ExperimentConfig, optimizer, mesh: Mesh, checkpoints) -> TrainState:

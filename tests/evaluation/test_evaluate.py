@@ -42,7 +42,7 @@ def make_run(workdir, data, **fields):
 def test_the_stage_evaluates_the_last_checkpoint_of_a_run(tmp_path, data, capsys):
     config, workdir = make_run(tmp_path, data, tasks=("sts", "nq_open"))
     check_before_training(config, workdir)
-    results = evaluate_run(config, workdir)
+    results = json.loads(evaluate_run(config, workdir).read_text())
     assert json.loads((tmp_path / "evaluation" / "2.json").read_text()) == results
     assert results["model"]["step"] == 2
     for year in ("STS12", "STS13", "STS14", "STS15", "STS16"):

@@ -1,0 +1,124 @@
+"""The runs that branch off a trained one, as the configs of ordinary runs.
+
+The trunk lies in WORKDIR, as any run; a branch in WORKDIR/branches/NAME. All of them read the
+design of WORKDIR, and start from the same checkpoint, so that they differ in their examples alone.
+"""
+
+import dataclasses
+from typing import NamedTuple
+
+from etils import epath
+
+from icl_jax.config import BranchesConfig, ConfigError, DataConfig, ExperimentConfig
+from icl_jax.retrieval.design_folders import BRANCHES
+
+REGULAR, TRUNK = "regular", "trunk"  # the arms that are none of the design's
+
+
+class Branch(NamedTuple):
+    """One run that branches off."""
+
+    name: str  # of its folder
+    arm: str
+    config: ExperimentConfig
+    workdir: epath.Path
+
+
+def has_trunk(config: ExperimentConfig) -> bool:
+    """Whether there is something to train before the branches; else they begin at `start_from`."""
+    return bool(config.training.steps or config.training.epochs)
+
+
+def trunk_config(config: ExperimentConfig) -> ExperimentConfig:
+    """The run that the branches start from; its schedule ends where the last of them ends."""
+    optimizer, branches = config.optimizer, config.branches
+    if branches.arms and branches.steps and not optimizer.schedule_steps:
+        end = config.training.steps + config.rounds * branches.steps
+        optimizer = dataclasses.replace(optimizer, schedule_steps=end)
+    return dataclasses.replace(config, optimizer=optimizer)
+
+
+def trunk_checkpoint(config: ExperimentConfig, workdir: epath.Path) -> str:
+    """Where branches begin: at the trunk, or where a trunk with nothing to do would begin."""
+    finished = (workdir / "checkpoints").glob("*")
+    has_own = has_trunk(config) and any(path.name.isdigit() for path in finished)
+    return str(workdir) if has_own else config.training.start_from
+
+
+def plan_branches(config: ExperimentConfig, workdir: epath.Path) -> list[Branch]:
+    """The branches in the order of their arms; stops if they would have nothing to start from."""
+    branches = config.branches
+    if branches.arms and branches.steps and not config.training.steps:
+        raise ConfigError(
+            "branches.steps go on from training.steps, but that is 0; set it to the step at which "
+            "the branches begin (where training.start_from is there already, nothing is trained)"
+        )
+    if branches.arms and not has_trunk(config) and not config.training.start_from:
+        raise ConfigError(
+            "branches have nothing to begin with; expected training.steps or training.epochs of "
+            "the run they branch off, or training.start_from, a model that is there"
+        )
+    return [
+        _branch(config, workdir, arm, rate, seed)
+        for arm in branches.arms
+        if arm != TRUNK
+        for rate in branches.learning_rates or (None,)
+        for seed in range(branches.seeds)
+    ]
+
+
+def _branch(
+    config: ExperimentConfig, workdir: epath.Path, arm: str, rate: float | None, seed: int
+) -> Branch:
+    name = arm + (f"-rate{rate:g}" if rate else "") + (f"-seed{seed}" if seed else "")
+    config, begin = trunk_config(config), trunk_checkpoint(config, workdir)
+    make = _more_steps if config.branches.steps else _more_epochs
+    planned = dataclasses.replace(
+        make(config, arm, rate, begin), seed=config.seed + seed, branches=BranchesConfig(), rounds=1
+    )
+    return Branch(name, arm, planned, workdir / BRANCHES / name)
+
+
+def _more_steps(
+    config: ExperimentConfig, arm: str, _: float | None, begin: str
+) -> ExperimentConfig:
+    """The trunk's training goes on, with its optimiser and its place in the data."""
+    steps = config.training.steps + config.branches.steps
+    training = dataclasses.replace(
+        config.training, steps=steps, start_from=begin, start_with="everything"
+    )
+    data = config.data if arm == REGULAR else _mixed(config, arm)
+    return dataclasses.replace(config, data=data, training=training)
+
+
+def _mixed(config: ExperimentConfig, arm: str) -> DataConfig:
+    """The trunk's data up to its end, from there on a share of every batch from the arm."""
+    data, share, end = config.data, config.branches.share, config.training.steps
+    phases = data.phases or ((0, (1.0,) * len(data.sources)),)
+    before = [(first, (*weights, 0.0)) for first, weights in phases if first < end]
+    at_end = [(end, weights) for first, weights in phases if first <= end][-1]
+    after = [
+        (first, (*(weight / sum(weights) * (1 - share) for weight in weights), share))
+        for first, weights in (at_end, *(phase for phase in phases if phase[0] > end))
+    ]
+    sources = (*data.sources, f"design:{arm}")
+    return dataclasses.replace(data, sources=sources, phases=(*before, *after))
+
+
+def _more_epochs(
+    config: ExperimentConfig, arm: str, rate: float | None, begin: str
+) -> ExperimentConfig:
+    """The trunk's weights are trained anew, on the examples of the arm alone."""
+    optimizer = config.branches.optimizer
+    return dataclasses.replace(
+        config,
+        data=dataclasses.replace(config.data, sources=(f"design:{arm}",), phases=()),
+        optimizer=dataclasses.replace(optimizer, learning_rate=rate or optimizer.learning_rate),
+        training=dataclasses.replace(
+            config.training,
+            steps=0,
+            epochs=config.branches.epochs,
+            start_from=begin,
+            start_with="weights",
+        ),
+    )

@@ -1,0 +1,131 @@
+"""The stages of an experiment: everything is checked before the first of them works.
+
+What a stage needs is imported when it runs: a wrong flag is told without waiting for JAX.
+"""
+
+from collections.abc import Callable, Sequence
+import dataclasses
+from typing import TYPE_CHECKING
+
+from etils import epath
+
+from icl_jax.config import ExperimentConfig
+
+if TYPE_CHECKING:
+    from icl_jax.experiment.branches import Branch
+
+
+def _check(config: ExperimentConfig, workdir: epath.Path) -> None:
+    from icl_jax.models.check import check
+
+    check(config, workdir)
+
+
+def _design(config: ExperimentConfig, workdir: epath.Path) -> None:
+    from icl_jax.example_design.build import design
+
+    design(config, workdir)
+
+
+def _train(config: ExperimentConfig, workdir: epath.Path) -> None:
+    from icl_jax.experiment.branches import has_trunk, plan_branches, trunk_config
+    from icl_jax.training.train import train
+
+    if not config.branches.arms:
+        train(config, workdir)
+        return
+    if has_trunk(config):
+        train(trunk_config(config), workdir)
+    for branch in plan_branches(config, workdir):
+        print(f"\nbranch {branch.name}: {branch.workdir}", flush=True)
+        train(branch.config, branch.workdir)
+
+
+def _evaluate(config: ExperimentConfig, workdir: epath.Path) -> None:
+    from icl_jax.evaluation.evaluate import evaluate_run
+    from icl_jax.experiment.comparison import evaluate_branches
+
+    (evaluate_branches if config.branches.arms else evaluate_run)(config, workdir)
+
+
+# In the order in which they run.
+STAGES: dict[str, Callable] = {
+    "check": _check, "design": _design, "train": _train, "evaluate": _evaluate
+}  # fmt: skip
+
+
+def default_stages(config: ExperimentConfig) -> list[str]:
+    """Those that the config has something for."""
+    before = ["design"] if config.design.corpus.files else []
+    return [*before, "train", *(["evaluate"] if config.evaluation.tasks else [])]
+
+
+def run_stages(config: ExperimentConfig, workdir: epath.Path, stages: Sequence[str]) -> None:
+    """Runs the stages, in their order; what is complete for the same inputs is taken as it is."""
+    _keep_compiled(workdir)
+    if config.rounds > 1:
+        from icl_jax.experiment.rounds import run_rounds
+
+        run_rounds(config, workdir, stages)
+        return
+    if "design" in stages and "train" in stages:
+        _check_before_design(config, workdir)  # not after hours of designing
+    if "evaluate" in stages:
+        _check_evaluation(config)
+    for name in STAGES:
+        if name == "train" and name in stages:
+            _check_before_training(config, workdir, "evaluate" in stages)
+        if name in stages:
+            STAGES[name](config, workdir)
+
+
+def _keep_compiled(workdir: epath.Path) -> None:
+    """Arms of one shape, and a run that goes on, need not be compiled again."""
+    import jax
+
+    if jax.config.jax_compilation_cache_dir is None and "://" not in str(workdir):
+        jax.config.update("jax_compilation_cache_dir", str((workdir / "compiled").resolve()))
+
+
+def _check_before_design(config: ExperimentConfig, workdir: epath.Path) -> None:
+    from icl_jax.experiment.branches import has_trunk, plan_branches, trunk_config
+    from icl_jax.training.checks import check_before_design
+
+    if has_trunk(config) or not config.branches.arms:
+        check_before_design(trunk_config(config), workdir)
+    for branch in plan_branches(config, workdir):
+        check_before_design(_as_can_be_checked(branch, config), workdir)
+
+
+def _check_evaluation(config: ExperimentConfig) -> None:
+    from icl_jax.evaluation.evaluate import check_before_design
+
+    check_before_design(config)
+
+
+def _check_before_training(config: ExperimentConfig, workdir: epath.Path, evaluated: bool) -> None:
+    """All that any of the runs would stop on, before the first one trains."""
+    from icl_jax.evaluation.evaluate import check_before_training
+    from icl_jax.experiment.branches import has_trunk, plan_branches, trunk_config
+    from icl_jax.training.checks import check_run
+
+    branches = plan_branches(config, workdir)
+    if evaluated and not branches:
+        check_before_training(config, workdir)
+    if branches and has_trunk(config):
+        check_run(trunk_config(config), workdir)
+    for branch in branches:
+        check_run(_as_can_be_checked(branch, config), branch.workdir)
+        if evaluated:
+            check_before_training(branch.config, branch.workdir)
+
+
+def _as_can_be_checked(branch: "Branch", config: ExperimentConfig) -> ExperimentConfig:
+    """As it is if it has begun; else as if it began where its trunk does, if that is not there."""
+    if (branch.workdir / "config.json").exists():
+        return branch.config
+    training = config.training
+    begin = {"start_from": training.start_from, "start_with": training.start_with}
+    return dataclasses.replace(
+        branch.config, training=dataclasses.replace(branch.config.training, **begin)
+    )

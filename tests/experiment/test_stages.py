@@ -1,0 +1,200 @@
+"""All stages of an experiment with branches: trained from one checkpoint, evaluated, compared."""
+
+import dataclasses
+import json
+from pathlib import Path
+
+from etils import epath
+import pytest
+
+from icl_jax.config import (
+    BranchesConfig,
+    ConfigError,
+    DataConfig,
+    EvaluationConfig,
+    GPTConfig,
+    OptimizerConfig,
+    QuestionsConfig,
+    StoppedError,
+    TrainingConfig,
+)
+from icl_jax.corpus.tokenizers import Tokenizer
+from icl_jax.experiment.branches import plan_branches
+from icl_jax.experiment.stages import run_stages
+from icl_jax.training import train as training
+from tests.example_design.small_build import small_config
+
+STAGES = ("design", "train", "evaluate")
+STEPS, MORE = 4, 2
+
+
+def small_experiment(folder):
+    """A trunk of 4 steps and branches of 2 on a corpus of 40 people."""
+    questions = folder / "questions.jsonl"
+    questions.write_text('{"question": "Where was Ada born?", "answer": ["Kersk"]}\n' * 3)
+    config = small_config(folder)
+    config.design.examples.arms = ("contiguous", "neighbours_in_context")
+    return dataclasses.replace(
+        config,
+        batch_size=8,
+        sequence_length=130,
+        model=GPTConfig(
+            vocab_size=300, context_length=130, num_layers=1, embed_dim=16, num_heads=2
+        ),
+        data=DataConfig(sources=("design:contiguous",), pack=True),
+        optimizer=OptimizerConfig(warmup=1),
+        training=TrainingConfig(steps=STEPS, checkpoint_every=2, log_every=1),
+        branches=BranchesConfig(
+            arms=("trunk", "regular", "neighbours_in_context"), steps=MORE, seeds=1
+        ),
+        evaluation=EvaluationConfig(
+            tasks=("nq_open",),
+            resamples=100,
+            questions=QuestionsConfig(file=str(questions), max_new_tokens=4),
+        ),
+    )
+
+
+@pytest.fixture(scope="module")
+def finished(tmp_path_factory):
+    """(config, workdir) after all stages."""
+    folder = tmp_path_factory.mktemp("experiment")
+    config, workdir = small_experiment(folder), epath.Path(folder / "run")
+    run_stages(config, workdir, STAGES)
+    return config, workdir
+
+
+def losses(workdir):
+    return [json.loads(line)["loss"] for line in (workdir / "metrics.jsonl").open()]
+
+
+def test_the_regular_branch_is_the_trunk_that_went_on(finished):
+    """To the bit: weights, optimiser, place in the data, and a schedule that ends with it."""
+    config, workdir = finished
+    whole = dataclasses.replace(
+        config,
+        branches=BranchesConfig(),
+        data=DataConfig(sources=(str(workdir / "design/arms/contiguous"),), pack=True),
+        training=dataclasses.replace(config.training, steps=STEPS + MORE),
+    )
+    training.train(whole, workdir.parent / "whole")
+    assert [
+        json.loads(line)["step"] for line in (workdir / "branches/regular/metrics.jsonl").open()
+    ] == [5, 6]
+    assert losses(workdir) == losses(workdir.parent / "whole")[:STEPS]
+    assert losses(workdir / "branches/regular") == losses(workdir.parent / "whole")[STEPS:]
+    other = losses(workdir / "branches/neighbours_in_context")
+    assert len(other) == MORE and other != losses(workdir / "branches/regular")
+
+
+def test_half_of_every_batch_of_a_branch_is_of_its_arm(finished):
+    config, workdir = finished
+    branch = plan_branches(config, workdir)[1]
+    data = training.check_run(branch.config, branch.workdir)
+    separator = Tokenizer.open(Path(workdir / "design" / "tokenizer")).separator_id
+    before, after = (
+        next(training.open_batches(branch.config, data, step, step + 1))["tokens"]
+        for step in (STEPS - 1, STEPS)
+    )
+    separated = (after == separator).any(axis=1)  # regular examples have none
+    assert separated.tolist() == [False] * 4 + [True] * 4
+    assert not (before == separator).any()
+
+
+def test_every_arm_is_evaluated_and_all_are_compared(finished):
+    _, workdir = finished
+    compared = json.loads((workdir / "comparison.json").read_text())
+    assert list(compared) == ["trunk", "regular", "neighbours_in_context"]
+    assert {arm["total"] for arm in compared.values()} == {3}
+    assert compared["neighbours_in_context"]["p_exact_match"] is None
+    files = ("comparison.md", "comparison.png", "comparison/comparison.csv")
+    assert all((workdir / name).read_bytes() for name in files)
+    evaluated = json.loads((workdir / "branches/regular/evaluation/6.json").read_text())
+    assert evaluated["model"]["step"] == STEPS + MORE
+    assert json.loads((workdir / "evaluation/trunk.json").read_text())["model"]["step"] == STEPS
+
+
+def test_the_same_command_again_trains_nothing(finished, capsys):
+    config, workdir = finished
+    before = {file: file.stat().st_mtime_ns for file in Path(workdir).rglob("metrics.jsonl")}
+    run_stages(config, workdir, STAGES)
+    assert capsys.readouterr().out.count("training is complete") == 3
+    assert {file: file.stat().st_mtime_ns for file in before} == before
+
+
+def test_a_regular_checkpoint_that_is_there_is_one_field(finished, tmp_path):
+    """Its branches begin there, and nothing is trained before them."""
+    config, workdir = finished
+    start = {"start_from": str(workdir / "checkpoints" / "4"), "start_with": "everything"}
+    config = dataclasses.replace(
+        config,
+        branches=BranchesConfig(("regular",), "regular", steps=MORE),
+        training=dataclasses.replace(config.training, **start),
+        data=DataConfig(sources=(str(workdir / "design/arms/contiguous"),), pack=True),
+    )
+    run_stages(config, epath.Path(tmp_path), ("train",))
+    assert not list(tmp_path.glob("checkpoints/*"))
+    assert losses(epath.Path(tmp_path) / "branches/regular") == losses(workdir / "branches/regular")
+
+
+def test_a_signal_ends_the_command_and_not_only_the_trunk(finished, tmp_path, monkeypatch):
+    config, workdir = finished
+    config = dataclasses.replace(
+        config, data=DataConfig(sources=(str(workdir / "design/arms/contiguous"),), pack=True)
+    )
+    config.branches = BranchesConfig(("regular",), "regular", steps=MORE)
+    monkeypatch.setattr(training.StopSignals, "requested", lambda self, step: step == 2)
+    with pytest.raises(StoppedError):
+        run_stages(config, epath.Path(tmp_path), ("train",))
+    assert not (tmp_path / "branches").exists()
+    monkeypatch.undo()
+    run_stages(config, epath.Path(tmp_path), ("train",))
+    assert losses(epath.Path(tmp_path) / "branches/regular") == losses(workdir / "branches/regular")
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (
+            lambda config: setattr(config.branches, "arms", ("random_in_context",)),
+            "reference must be one of the arms",
+        ),
+        (
+            lambda config: setattr(
+                config.branches, "arms", ("random_in_batch", "neighbours_in_context")
+            ),
+            "names 'design:random_in_batch', but design.examples.arms are contiguous, neighbours_",
+        ),
+        (lambda config: setattr(config.training, "steps", 0), "branches.steps go on from training"),
+        (
+            lambda config: setattr(config.evaluation.questions, "file", "nowhere.jsonl"),
+            "nowhere.jsonl",
+        ),
+    ],
+)
+def test_what_any_branch_would_stop_on_is_told_before_the_design(tmp_path, change, message):
+    config = small_experiment(tmp_path)
+    change(config)
+    with pytest.raises(ConfigError, match=message):
+        run_stages(config, epath.Path(tmp_path / "run"), STAGES)
+    assert not (tmp_path / "run").exists()
+
+
+def test_questions_without_answers_are_told_before_the_design(tmp_path):
+    config = small_experiment(tmp_path)
+    (tmp_path / "questions.jsonl").write_text('{"question": "Where was Ada born?"}\n')
+    with pytest.raises(ConfigError, match=r"question 1 \('Where was Ada born\?'\) has no answer"):
+        run_stages(config, epath.Path(tmp_path / "run"), STAGES)
+    assert not (tmp_path / "run").exists()
+
+
+def test_a_checkpoint_of_another_vocabulary_is_told_before_training(finished, tmp_path):
+    config, workdir = finished
+    config = dataclasses.replace(
+        config,
+        model=dataclasses.replace(config.model, vocab_size=301),
+        data=DataConfig(sources=(str(workdir / "design/arms/contiguous"),), pack=True),
+        training=dataclasses.replace(config.training, start_from=str(workdir)),
+    )
+    with pytest.raises(ConfigError, match="vocab_size: 300 there, 301 here"):
+        run_stages(config, epath.Path(tmp_path), ("train",))
