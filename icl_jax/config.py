@@ -118,7 +118,8 @@ class MeshConfig:
 class CorpusConfig:
     """Which documents are read, and how they become sentences (rules: `corpus/sentences.py`)."""
 
-    # Files, folders or globs; or tfds:NAME (tfds:wikipedia/20230601.en), or tfds:FOLDER, prepared.
+    # Files, folders or globs; tfds:NAME (tfds:wikipedia/20230601.en) or tfds:FOLDER, prepared; or
+    # builtin:encyclopaedia.
     files: tuple[str, ...] = ()
     format: str = "auto"  # auto (by name), text, jsonl, wikiextractor, parquet; .gz is unpacked
     text_field: str = "text"  # jsonl, parquet, tfds: the field that holds the text
@@ -344,7 +345,8 @@ class QuestionsConfig:
     """Closed-book questions: exact match and F1 of what a GPT goes on with after the prompt."""
 
     # A .jsonl, .parquet, tfds:natural_questions_open:validation or hf:NAME:SPLIT with columns
-    # question and answer, a list of right ones. "": nq_open/NQ-open.dev.jsonl of the data folder.
+    # question and answer, a list of right ones; or builtin:encyclopaedia. "": the file
+    # nq_open/NQ-open.dev.jsonl of the data folder.
     file: str = ""
     limit: int = 0  # the first so many questions; 0: all (the paper: 20,000 of the training set)
     preset: str = "gpt3"  # prompt and stop: gpt3, or harness (nq_open of lm-evaluation-harness)

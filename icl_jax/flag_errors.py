@@ -4,6 +4,8 @@ from collections.abc import Sequence
 import dataclasses
 import difflib
 import functools
+from pathlib import Path
+import runpy
 import sys
 import typing
 
@@ -16,6 +18,33 @@ def parse_flags(argv: Sequence[str], name: str, config: object) -> list[str]:
         return flags.FLAGS(argv)
     except (flags.Error, KeyError, TypeError, ValueError) as error:
         stop(explain_overrides(argv, name, config) or str(error))
+
+
+def parse_config_flags(argv: Sequence[str], default: str = "") -> list[str]:
+    """Flags of a command with --config=FILE (else `default`), a file of configs/.
+
+    A wrong one stops the program in one line.
+    """
+    if default and not any(arg == "--config" or arg.startswith("--config=") for arg in argv):
+        argv = [argv[0], f"--config={default}", *argv[1:]]
+    pairs = zip(argv, [*argv[1:], ""])
+    files = [
+        following if arg == "--config" else arg.partition("=")[2]
+        for arg, following in pairs
+        if arg == "--config" or arg.startswith("--config=")
+    ]
+    file, _, argument = files[-1].partition(":") if files else (None, "", "")
+    if file is not None and not Path(file).is_file():
+        stop(f"config file '{file}' does not exist")
+    try:
+        return flags.FLAGS(argv)
+    except (flags.Error, KeyError, TypeError, ValueError) as error:
+        if file is not None and any(arg.startswith("--config.") for arg in argv):
+            config = runpy.run_path(file)["get_config"](*filter(None, [argument]))
+            stop(explain_overrides(argv, "config", config) or str(error))
+        if isinstance(error, flags.Error):
+            stop(str(error))
+        raise  # from inside the config file: its author needs the place
 
 
 def explain_overrides(argv: Sequence[str], name: str, config: object) -> str | None:

@@ -1,11 +1,14 @@
-"""The README's commands are one line each, and what they and the configs name exists."""
+"""The commands of the README are one line each; what it, the pages and the configs name exists."""
 
 import ast
 from pathlib import Path
 import re
 
+import pytest
+
 ROOT = Path(__file__).parents[1]
 README = (ROOT / "README.md").read_text()
+PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
 
 
 def set_up_commands():
@@ -20,21 +23,31 @@ def test_two_commands_set_up_and_run_everything():
         assert "pip install" in command
 
 
-def test_ci_calls_the_test_command_of_the_readme():
+def test_ci_calls_both_commands_of_the_readme():
     script = (ROOT / ".ci" / "run").read_text()
-    pattern = re.search(r"grep -E '(.*)' README.md", script)[1]
-    assert [line for line in README.splitlines() if re.search(pattern, line)] == [
-        set_up_commands()[1]
+    patterns = re.findall(r"grep -E '(.*)' README.md", script)
+    found = [
+        line for pattern in patterns for line in README.splitlines() if re.search(pattern, line)
     ]
+    assert found == set_up_commands()[::-1]  # the tests, then the main job
 
 
-def test_every_file_that_the_readme_names_exists():
-    named = re.findall(r"\]\((?!http)([^)]+)\)", README)
-    named += re.findall(r"--config=(\S+\.py)", README)
-    named += re.findall(r"python (benchmarks/\S+?\.py)", README)
-    assert "benchmarks/forward_latency.py" in named and "configs/tiny.py" in named
+@pytest.mark.parametrize("page", PAGES, ids=lambda path: path.name)
+def test_every_file_that_a_page_names_exists(page):
+    text = page.read_text()
+    for link in re.findall(r"\]\((?!http)([^)#]+)", text):
+        assert (page.parent / link).exists(), link
+    named = re.findall(r"--config=(configs/\w+\.py)", text)
+    named += re.findall(r"python (benchmarks/\S+?\.py)", text)
     for path in named:
         assert (ROOT / path).exists(), path
+    for module in re.findall(r"python -m (icl_jax\.[\w.]+)", text):
+        assert (ROOT / (module.replace(".", "/") + ".py")).exists(), module
+
+
+def test_the_readme_leads_to_every_page_and_every_config():
+    for path in [*PAGES[1:], *(ROOT / "configs").glob("*.py")]:
+        assert f"]({path.relative_to(ROOT)})" in README, path
 
 
 def test_each_config_tells_its_command_cost_and_expected_result():

@@ -10,7 +10,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from icl_jax.config import CorpusConfig
-from icl_jax.corpus import tfds_source
+from icl_jax.corpus import builtin, tfds_source
 from icl_jax.corpus.files import name_file
 from icl_jax.corpus.piece_bytes import UnreadableError, read_chunks, read_lines
 from icl_jax.corpus.shards import Piece, Shard
@@ -176,6 +176,11 @@ def _read_tfds(piece: Piece, config: CorpusConfig) -> Iterator[Document | BadDoc
         yield _record(piece, f"example {i}", record, fields)
 
 
+def _read_builtin(piece: Piece, _: CorpusConfig) -> Iterator[Document | BadDocument]:
+    for i, record in enumerate(builtin.read(piece.file, piece.start, piece.stop), piece.start):
+        yield _record(piece, f"document {i}", record, ("text", "title"))
+
+
 _READERS = {
     "text": _read_text,
     "jsonl": _read_jsonl,
@@ -183,6 +188,7 @@ _READERS = {
     "wikiextractor_json": _read_jsonl,
     "parquet": _read_parquet,
     "tfds": _read_tfds,
+    "builtin": _read_builtin,
 }
 
 

@@ -12,7 +12,7 @@ from etils import epath
 import google_crc32c
 
 from icl_jax.config import ConfigError, CorpusConfig, StageError
-from icl_jax.corpus import tfds_source
+from icl_jax.corpus import builtin, tfds_source
 
 # Format by the end of a file's name, after a `.gz` was taken off.
 FORMAT_OF_NAME = {
@@ -40,6 +40,10 @@ def find_files(config: CorpusConfig, field: str = "design.corpus") -> dict[str, 
         if tfds_source.is_tfds(pattern):
             found[pattern] = "tfds"
             continue
+        if builtin.is_builtin(pattern):
+            builtin.check(pattern, f"{field}.files")
+            found[pattern] = "builtin"
+            continue
         files = list(_expand(pattern))
         if not files:
             raise ConfigError(_nothing_found(pattern, field))
@@ -56,8 +60,9 @@ def find_files(config: CorpusConfig, field: str = "design.corpus") -> dict[str, 
 
 def describe_files(config: CorpusConfig, field: str = "design.corpus") -> dict[str, dict]:
     """File -> size and checksum: whether a corpus is still the same."""
+    describe = {"tfds": tfds_source.describe, "builtin": builtin.describe}
     return {
-        file: tfds_source.describe(file) if kind == "tfds" else describe_file(file)
+        file: describe.get(kind, describe_file)(file)
         for file, kind in find_files(config, field).items()
     }
 

@@ -16,7 +16,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from icl_jax.config import ConfigError, CorpusConfig
-from icl_jax.corpus import tfds_source
+from icl_jax.corpus import builtin, tfds_source
 from icl_jax.corpus.files import file_version, find_files, is_gzip, name_file
 
 # A piece may have to be reached by unpacking from the start of a .gz (or decoding from the start of
@@ -27,6 +27,7 @@ MAX_PIECE_BYTES = 1 << 28
 MAX_DOCUMENT_BYTES = 1 << 30
 GZIP_ERRORS = (EOFError, zlib.error, gzip.BadGzipFile)
 _LINE_READ = 1 << 20
+_SIZES = {"tfds": tfds_source.size, "builtin": builtin.size}  # what is no file
 
 
 @dataclasses.dataclass(frozen=True)
@@ -55,6 +56,14 @@ def plan_shards(
     config: CorpusConfig, shard_bytes: int, field: str = "design.corpus"
 ) -> list[Shard]:
     """The shards of a corpus, of about `shard_bytes` of text; small files share one."""
+    shards = _all_shards(config, shard_bytes, field)
+    ends = itertools.accumulate(shard.bytes for shard in shards)
+    wanted = config.megabytes * 1e6 or float("inf")
+    before = sum(end < wanted for end in ends)
+    return shards[: before + 1]
+
+
+def _all_shards(config: CorpusConfig, shard_bytes: int, field: str) -> list[Shard]:
     shards: list[Shard] = []
     held: list[Piece] = []
     size = 0
@@ -89,8 +98,8 @@ class _Gzip(gzip.GzipFile):
 
 
 def _pieces(file: str, kind: str, config: CorpusConfig, step: int, field: str) -> Iterator[Piece]:
-    if kind == "tfds":
-        examples, size = tfds_source.size(file)
+    if kind in _SIZES:
+        examples, size = _SIZES[kind](file)
         yield from _ranges(file, kind, 0, examples, size, -(-size // step))
     elif kind == "parquet":
         yield from _parquet_pieces(file, step)

@@ -6,7 +6,6 @@ quotes are text. White space is folded, as SentEval does. A pair without a score
 counted.
 """
 
-from collections.abc import Sequence
 import dataclasses
 import math
 from pathlib import Path
@@ -28,9 +27,10 @@ SUBSETS = {
 }
 _RANGE = (0.0, 5.0)
 _SICK_RANGE = (1.0, 5.0)
-_SICK_FILE = "SICK_test_annotated.txt"
-_STSB_FILE = "sts-test.csv"
+_STSB_FILE, _SICK_FILE = "sts-test.csv", "SICK_test_annotated.txt"
+_TRAINING_FILES = {"STS-B": "sts-train.csv", "SICK-R": "SICK_train.txt"}
 _STSB_COLUMNS = (5, 6, 4)  # sentences and score; what comes before and after them varies
+_TRAINING = "DATA/sts/STSBenchmark/sts-train.csv and DATA/sick/SICK_train.txt (SentEval's layout)"
 _COLUMNS = {  # of tables, and what others call them
     "sentence1": ("sentence1", "sentence_A", "sentence_1"),
     "sentence2": ("sentence2", "sentence_B", "sentence_2"),
@@ -97,6 +97,24 @@ def read_sets(config: EvaluationConfig) -> list[PairSet]:
     return sets
 
 
+def read_training_sets(data: str) -> list[PairSet]:
+    """The pairs of STS-B and SICK-R to train on; SentEval has none of the other sets."""
+    if not Path(data).is_dir():
+        raise ConfigError(f"--data: there is no folder {data or 'named'}; expected {_TRAINING}")
+    sets = []
+    for name, file in _TRAINING_FILES.items():
+        held, folder = PairSet(name), _find_folder(name, EvaluationConfig(data=data))
+        if folder is not None:
+            _read_one_file(held, folder / file)
+        sets.append(held)
+    missing = [held.name for held in sets if not held.pairs]
+    if missing:
+        raise ConfigError(
+            f"the training sets of {', '.join(missing)} are not in {data}; expected {_TRAINING}"
+        )
+    return sets
+
+
 def _read_folder_set(name: str, config: EvaluationConfig) -> PairSet:
     held = PairSet(name)
     folder = _find_folder(name, config)
@@ -108,10 +126,8 @@ def _read_folder_set(name: str, config: EvaluationConfig) -> PairSet:
     if SUBSETS[name]:
         for subset in SUBSETS[name]:
             _read_subset(held, folder, subset)
-    elif name == "STS-B":
-        _read_single(held, folder / _STSB_FILE, _RANGE, _STSB_COLUMNS)
     else:
-        _read_single(held, folder / _SICK_FILE, _SICK_RANGE, None)
+        _read_one_file(held, folder / (_STSB_FILE if name == "STS-B" else _SICK_FILE))
     if not held.pairs:
         held.missing = [name]
     return held
@@ -160,10 +176,11 @@ def _find_file(folder: Path, name: str, kind: str, subset: str) -> Path | None:
     return next((folder / n for n in names if (folder / n).exists()), None)
 
 
-def _read_single(held: PairSet, file: Path, allowed, columns: Sequence[int] | None) -> None:
-    """A set that is one file; without columns, its first line names them."""
+def _read_one_file(held: PairSet, file: Path) -> None:
+    """STS-B, or SICK-R, whose first line names its columns."""
     if not file.exists():
         return
+    allowed, columns = (_RANGE, _STSB_COLUMNS) if held.name == "STS-B" else (_SICK_RANGE, None)
     lines, first = _read_lines(file), 1
     if columns is None:
         header, lines, first = lines[0].split("\t") if lines else [], lines[1:], 2

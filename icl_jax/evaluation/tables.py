@@ -1,8 +1,9 @@
 """Reads the tables that evaluation data comes in: one dict for each row, column -> value.
 
 Files: .csv, .tsv (fields parted by tabs, quotes are text), .jsonl, .parquet, all but the last also
-.gz. Of TensorFlow Datasets: tfds:NAME:SPLIT or tfds:FOLDER:SPLIT. Of Hugging Face's `datasets`:
-hf:OWNER/NAME:SPLIT, hf:OWNER/NAME/CONFIG:SPLIT or hf:FOLDER:SPLIT.
+.gz. The questions of builtin:encyclopaedia. Of TensorFlow Datasets: tfds:NAME:SPLIT or
+tfds:FOLDER:SPLIT. Of Hugging Face's `datasets`: hf:OWNER/NAME:SPLIT, hf:OWNER/NAME/CONFIG:SPLIT or
+hf:FOLDER:SPLIT.
 """
 
 from collections.abc import Iterator
@@ -14,7 +15,7 @@ import json
 from pathlib import Path
 
 from icl_jax.config import ConfigError
-from icl_jax.corpus import tfds_source
+from icl_jax.corpus import builtin, tfds_source
 from icl_jax.corpus.files import describe_file, is_gzip, name_file
 
 FORMATS = (".csv", ".tsv", ".jsonl", ".json", ".ndjson", ".parquet")
@@ -26,6 +27,8 @@ def read_table(source: str, field: str) -> list[dict]:
     if tfds_source.is_tfds(source):
         count, _ = tfds_source.size(source)
         return [_plain(row) for row in tfds_source.read(source, 0, count)]
+    if builtin.is_builtin(source):
+        return builtin.read_questions(source, field)
     if source.startswith(_HF):
         return list(_open_hf(source, field))
     if not Path(source).is_file():
@@ -48,6 +51,8 @@ def describe_source(source: str) -> dict:
     """What tells the data of a source from other data."""
     if tfds_source.is_tfds(source):
         return tfds_source.describe(source)
+    if builtin.is_builtin(source):
+        return builtin.describe(source)
     if source.startswith(_HF):
         rows = json.dumps(read_table(source, "hf"), sort_keys=True, default=str)
         return {"checksum": hashlib.sha256(rows.encode()).hexdigest()[:32]}

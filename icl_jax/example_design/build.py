@@ -107,6 +107,8 @@ class Build:
 
     def make_groups(self, strategy: str) -> Groups:
         """The groups of a strategy, filtered by gain if that is asked for."""
+        if strategy == "neighbours" and not self.neighbours.results["queries_with_neighbours"]:
+            raise StageError(self._why_no_neighbours())  # every arm would be the queries alone
         groups = getattr(self, f"_{strategy}")()
         if not len(groups):
             raise StageError(self._why_no_groups(strategy, groups.results))
@@ -250,10 +252,20 @@ class Build:
         """What the neighbour groups that were kept depend on."""
         return gain_inputs(self.examples, "neighbours")
 
+    def _why_no_neighbours(self) -> str:
+        results = self.neighbours.results
+        field = "queries" if self.config.design.queries.files else "corpus"
+        nearest = results.get("nearest_in_sample")
+        found = "" if nearest is None else f", the nearest of a sample is at {nearest:g}"
+        return (
+            f"none of the {results['queries']:,} sentences of design.{field} has a neighbour in "
+            f"the corpus above design.search.min_similarity = {results['min_similarity']:g}{found}:"
+            f" {describe_thresholds(results)}. What is near: python -m icl_jax.retrieval.show "
+            f"--workdir={self.workdir} --query=TEXT"
+        )
+
     def _why_no_groups(self, strategy: str, results: dict) -> str:
         message = f"the strategy {strategy} makes no group at all: "
-        if strategy == "neighbours" and not self.neighbours.results["queries_with_neighbours"]:
-            return message + describe_thresholds(self.neighbours.results)
         if "queries" in results:
             return message + (
                 f"of {results['queries']:,} queries {results['too_few_neighbours']:,} have fewer "

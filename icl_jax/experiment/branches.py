@@ -32,7 +32,8 @@ def has_trunk(config: ExperimentConfig) -> bool:
 def trunk_config(config: ExperimentConfig) -> ExperimentConfig:
     """The run that the branches start from; its schedule ends where the last of them ends."""
     optimizer, branches = config.optimizer, config.branches
-    if branches.arms and branches.steps and not optimizer.schedule_steps:
+    falls = optimizer.schedule != "constant"
+    if branches.arms and branches.steps and falls and not optimizer.schedule_steps:
         end = config.training.steps + config.rounds * branches.steps
         optimizer = dataclasses.replace(optimizer, schedule_steps=end)
     return dataclasses.replace(config, optimizer=optimizer)

@@ -39,13 +39,18 @@ def write_report(comparison: dict, workdir: Path) -> None:
 
 
 def make_text(comparison: dict, workdir: Path) -> str:
-    """Of each task a table and what it shows; then where to look next."""
+    """What was found, then where to look next."""
+    where = say_where_to_look(comparison, workdir, headlines(comparison)[0].task)
+    return f"{make_findings(comparison)}\n\n{where}"
+
+
+def make_findings(comparison: dict, heading: str = "##") -> str:
+    """Of each task a table and what it shows."""
     found, parts = headlines(comparison), []
     for headline in found:
-        parts += [f"## {headline.task}"] if len(found) > 1 else []
+        parts += [f"{heading} {headline.task}"] if len(found) > 1 else []
         parts += [make_table(comparison, headline), _note(comparison, headline)]
         parts.append(say_what_was_seen(comparison, headline))
-    parts.append(say_where_to_look(comparison, workdir, found[0].task))
     return "\n\n".join(parts)
 
 

@@ -27,6 +27,10 @@ MAX_TERMS = 100_000  # the most frequent ones
 # nearest to "What is known about TITLE?" is of that article for 90% of 400 titles (all 256 by SVD,
 # plain idf: 10%; none by SVD: 91%, but then neighbours are less related by a MiniLM's cosine).
 IDF_POWER = 2.0  # rare words count more than in a search engine, where queries are short
+# Where all directions fit, names need no such help against the noise of random signs: on 80,012
+# sentences of Wikipedia 82% of 400 titles are found with 1.5 and 83% with 2, but by 256 dimensions
+# 59% and 84%. The other words then have more of a say: what is told about somebody, not only whom.
+IDF_POWER_EXACT = 1.5
 SVD_SHARE = 1 / 8  # of the dimensions, where not all directions fit
 REST_WEIGHT = 0.5  # of what the SVD leaves
 _CHUNK = 8192  # sentences weighted at a time
@@ -46,7 +50,8 @@ def fit_tfidf(
             "letters or more, other than stop words: look at the corpus, or name an encoder.folder"
         ) from None
     frequency = np.bincount(counts.indices, minlength=counts.shape[1])
-    idf = (np.log((1 + len(sample)) / (1 + frequency)) + 1).astype(np.float32) ** IDF_POWER
+    power = IDF_POWER_EXACT if _all_fit(counts, config.tfidf_dim) else IDF_POWER
+    idf = (np.log((1 + len(sample)) / (1 + frequency)) + 1).astype(np.float32) ** power
     with threadpool_limits(1):  # the sums of more threads would differ in the last bits
         components = _components(_weigh(counts, idf), config.tfidf_dim, seed)
     folder.mkdir(parents=True, exist_ok=True)
@@ -100,13 +105,17 @@ def _weigh(counts: scipy.sparse.csr_matrix, idf: np.ndarray) -> scipy.sparse.csr
     return normalize(counts, copy=False)
 
 
+def _all_fit(counts: scipy.sparse.csr_matrix, width: int) -> bool:
+    return min(counts.shape) <= width
+
+
 def _components(weighted: scipy.sparse.csr_matrix, width: int, seed: int) -> np.ndarray:
     """(terms, width); where all directions fit, nothing is lost."""
-    rank = min(weighted.shape)
-    exact = rank if rank <= width else max(1, round(width * SVD_SHARE))
+    all_fit = _all_fit(weighted, width)
+    exact = min(weighted.shape) if all_fit else max(1, round(width * SVD_SHARE))
     _, values, directions = randomized_svd(weighted, exact, n_iter=4, random_state=seed % 2**32)
     leading = directions[values > values[0] * 1e-5].T.astype(np.float32)
-    if rank <= width:
+    if all_fit:
         return leading
     signs = np.random.RandomState(seed % 2**32).choice([-1, 1], (weighted.shape[1], width - exact))
     signs = signs.astype(np.float32) * np.float32(REST_WEIGHT / (width - exact) ** 0.5)

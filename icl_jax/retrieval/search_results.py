@@ -38,11 +38,13 @@ def measure_on_sample(search: Search, num_queries: int, seed: int) -> dict:
     best = found.similarities[:, 0]
     thresholds = sorted({*_THRESHOLDS, search.config.min_similarity}, reverse=True)
     shares = {str(t): round(float((best > t).mean()), 4) if len(best) else 0 for t in thresholds}
+    nearest = float(best.max(initial=-np.inf))
     compared = np.isin(sample, drawn[: search.config.recall_sample])
     return {
         "recall": _recall(search, sample[compared], found.ids[compared]),
         "threshold_sample": len(sample),
         "share_at_threshold": shares,
+        "nearest_in_sample": round(nearest, 4) if np.isfinite(nearest) else None,
     }
 
 

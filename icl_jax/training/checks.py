@@ -182,9 +182,10 @@ def _start_problems(config: ExperimentConfig) -> list[str]:
     if not wrong:
         return []
     return [
-        f"model differs from training.start_from {training.start_from}: {', '.join(wrong)} (there "
-        "-> here); set these fields of model as they are there, or start from another model"
-        + _OTHER_VOCABULARY * (theirs.vocab_size != config.model.vocab_size)
+        f"model differs from training.start_from {training.start_from}: {', '.join(wrong)}; set "
+        "these fields of model as they are there, or start from another model"
+        + _OTHER_VOCABULARY
+        * (theirs.vocab_size != config.model.vocab_size)
     ]
 
 

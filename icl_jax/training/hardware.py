@@ -1,5 +1,6 @@
 """What the accelerators can do at best, by makers' figures or measured, and what a run took."""
 
+import functools
 import time
 from typing import NamedTuple
 
@@ -42,6 +43,7 @@ def peak_flops(devices: list[jax.Device], dtype: str) -> float | None:
     return chip.flops * len(devices) if chip else None
 
 
+@functools.lru_cache
 def measured_gemm_flops(dtype: str = "float32", size: int = 1536, rounds: int = 5) -> float:
     """Flops per second of the best of a few square matrix products on one device."""
     x = jax.device_put(jnp.ones((size, size), dtype), jax.local_devices()[0])

@@ -41,7 +41,9 @@ def train(config: ExperimentConfig, workdir: epath.Path) -> TrainState:
         state = start(config, optimizer, mesh, checkpoints)
         first = int(state.step)
         if first >= steps:
-            print(f"training is complete: {first} steps in {workdir / 'checkpoints'}")
+            own = checkpoints.latest_step() is not None
+            where = workdir / "checkpoints" if own else config.training.start_from
+            print(f"training is complete: {first} steps in {where}")
             return state
         print(describe(config, data, mesh, first, steps), flush=True)
         train_step = compile_train_step(config, optimizer, schedule, mesh)

@@ -5,6 +5,7 @@ import os
 import pytest
 
 from icl_jax.config import ConfigError, CorpusConfig
+from icl_jax.config_tree import validate
 from icl_jax.corpus import files, shards
 from icl_jax.corpus.files import describe_files, find_files
 from icl_jax.corpus.shards import plan_shards
@@ -100,6 +101,18 @@ def test_small_files_share_a_shard_and_large_ones_are_cut(tmp_path):
     assert [len(shard.pieces) for shard in plan][:1] == [10]
     assert len(plan) == 1 + 10 and {p.file for s in plan[1:] for p in s.pieces} == {str(large)}
     assert all(shard.bytes <= 1020 for shard in plan)
+
+
+def test_only_the_first_megabytes_are_read_to_the_end_of_a_shard(tmp_path):
+    corpora.write(tmp_path / "a.jsonl", b'{"text": "A line."}\n' * 500)
+    corpora.write(tmp_path / "b.jsonl", b'{"text": "B line."}\n' * 500)
+    files = (str(tmp_path),)
+    whole = plan_shards(CorpusConfig(files=files), 1000)
+    for megabytes, count in ((0.0001, 1), (0.005, 5), (1.0, len(whole))):
+        plan = plan_shards(CorpusConfig(files=files, megabytes=megabytes), 1000)
+        assert plan == whole[:count]
+    with pytest.raises(ConfigError, match="megabytes must be at least 0"):
+        validate(CorpusConfig(files=files, megabytes=-1.0))
 
 
 def test_a_gzip_is_cut_into_few_pieces_that_cover_it(tmp_path):

@@ -85,7 +85,8 @@ def test_matched_arms_hold_the_same_sentences_each_as_often(built):
         for arm in ARM_NAMES
     }
     assert len({checksums[arm] for arm in MATCHED}) == 1
-    assert len(set(checksums.values())) > 3
+    others = {checksums[arm] for arm in ("contiguous", "task_only", "shared_entity")}
+    assert checksums[MATCHED[0]] not in others
 
 
 def test_in_context_examples_are_query_and_neighbours_in_order(built):

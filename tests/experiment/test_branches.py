@@ -82,6 +82,8 @@ def test_the_schedule_of_trunk_and_branches_ends_with_the_branches(workdir):
     several = dataclasses.replace(config, rounds=3)
     assert trunk_config(several).optimizer.schedule_steps == 500 + 3 * 60
     assert plan_branches(several, workdir)[0].config.optimizer.schedule_steps == 680
+    constant = change(config, "optimizer", schedule="constant")  # has no end: more may be added
+    assert trunk_config(constant).optimizer.schedule_steps == 0
     own = change(config, "optimizer", schedule_steps=900)
     assert trunk_config(own) == own
     alone = change(config, "branches", arms=())

@@ -183,6 +183,18 @@ def test_tfidf_keeps_cosines_of_rare_words_where_directions_do_not_fit(tmp_path)
     assert (similarity.argmax(axis=1) == (np.arange(300) + 150) % 300).mean() > 0.9
 
 
+def test_tfidf_where_directions_fit_hears_what_is_asked_and_not_only_about_whom(tmp_path):
+    # Trades are less rare than towns: if rare words counted more, they would be nearer.
+    people = [f"first{n % 10} last{n}" for n in range(100)]
+    texts = [f"{name} was born in town{n % 12}." for n, name in enumerate(people)]
+    texts += [f"{name} worked as a trade{n % 10}." for n, name in enumerate(people)]
+    fit_tfidf(texts, EncoderConfig(), tmp_path, seed=0)
+    encoder = open_encoder(EncoderConfig(), None, tmp_path)
+    asked = normalise(encoder.encode([f"Where was {name} born?" for name in people]))
+    similarity = asked @ normalise(encoder.encode(texts)).T
+    assert similarity.argmax(axis=1).tolist() == list(range(100))
+
+
 def test_tfidf_is_the_same_for_the_same_seed_and_holds_no_pickle(tmp_path, monkeypatch):
     monkeypatch.setattr(encoder_tfidf, "MAX_SAMPLE", 4)
     for name, seed in {"a": 3, "b": 3, "c": 4}.items():

@@ -1,0 +1,81 @@
+"""kNN-TAPT in miniature: a RoBERTa of 3.4M parameters from scratch, then the arms of table 1.
+
+Command:  python -m icl_jax.studies.task_sentences --data=DATA --to=runs/task.txt --unseen
+          python -m icl_jax.studies.table1 --config=configs/mini_roberta_knn_tapt.py --data=DATA
+              --workdir=runs/mini_roberta
+              --config.design.corpus.files=FILE  (English Wikipedia; 8 MB of it are read)
+              --config.design.queries.files=runs/task.txt
+              --config.design.encoder.folder=FOLDER  (all-MiniLM-L6-v2)
+          DATA: SentEval's sts/ and sick/. The task's sentences are those of the training sets that
+          no test set holds, so that nothing is tested that was trained on.
+Cost:     about an hour on 2 CPU cores: design 6 minutes, 800 steps from scratch 14, ten runs of the
+          arms 32, STS of each 10 (estimated from the first steps)
+Expected: docs/results.md
+"""
+
+from icl_jax.config import (
+    BranchesConfig,
+    CorpusConfig,
+    DataConfig,
+    DesignConfig,
+    EncoderConfig,
+    EvaluationConfig,
+    ExamplesConfig,
+    ExperimentConfig,
+    RobertaConfig,
+    SearchConfig,
+    TokenizerConfig,
+    TrainingConfig,
+)
+from icl_jax.training.presets import preset as optimizer_preset
+
+ARMS = (
+    "task_only", "random_in_batch", "neighbours_in_batch", "random_in_context",
+    "neighbours_in_context",
+)  # fmt: skip
+PADDING, MASK = 2, 3  # ids of a tokenizer that is trained here; 0 ends a text, 1 is the separator
+
+
+def get_config() -> ExperimentConfig:
+    sentences = {"max_sentence_tokens": 64}
+    return ExperimentConfig(
+        batch_size=32,
+        sequence_length=128,
+        model=RobertaConfig(
+            vocab_size=8192,
+            context_length=128,
+            num_layers=4,
+            embed_dim=192,
+            num_heads=6,
+            pad_token_id=PADDING,
+            position_offset=PADDING + 1,
+        ),
+        design=DesignConfig(
+            corpus=CorpusConfig(megabytes=8, **sentences),
+            queries=CorpusConfig(text_documents="line", clean=False, **sentences),
+            tokenizer=TokenizerConfig(vocab_size=8192),
+            encoder=EncoderConfig(max_tokens=128),
+            # So little text holds few sentences near to a task's. At 0.4, where two of three have a
+            # neighbour, that shares a topic, no more.
+            search=SearchConfig(neighbours=5, min_similarity=0.4, index="Flat"),
+            examples=ExamplesConfig(arms=("contiguous", *ARMS), min_neighbours=0),
+        ),
+        data=DataConfig(sources=("design:contiguous",), pack=True),
+        optimizer=optimizer_preset("knn-tapt", learning_rate=1e-3, warmup=100),
+        training=TrainingConfig(
+            objective="masked_token",
+            steps=800,
+            dropout=False,
+            mask_token_id=MASK,
+            special_token_ids=(0, 1, PADDING, MASK),
+            checkpoint_every=200,
+            keep_last=1,
+        ),
+        branches=BranchesConfig(
+            arms=("trunk", *ARMS),
+            epochs=5,
+            optimizer=optimizer_preset("knn-tapt", learning_rate=3e-4),
+            seeds=2,
+        ),
+        evaluation=EvaluationConfig(tasks=("sts",), resamples=2000),
+    )

@@ -1,0 +1,128 @@
+"""What a later round needs before its design: its encoder, its sentences, and its threshold.
+
+A cosine means something else with every encoder: the vectors of a language model all point much
+the same way. So a later round does not take over the threshold of round 1, but its number: with the
+threshold that is chosen here, sentences have as many neighbours on average as they had there.
+"""
+
+import dataclasses
+import os
+from pathlib import Path
+
+import numpy as np
+
+from icl_jax.config import ExperimentConfig
+from icl_jax.corpus.sentence_table import SentenceTable
+from icl_jax.evaluation.subject import open_subject
+from icl_jax.example_design.dependents import made_from
+from icl_jax.models import huggingface
+from icl_jax.retrieval.design_folders import DesignFolders
+from icl_jax.retrieval.embeddings import embed_table
+from icl_jax.retrieval.encoders import open_encoder
+from icl_jax.retrieval.pool import prepare_pool
+from icl_jax.retrieval.search import check_search
+from icl_jax.retrieval.search_shards import Search, SearchFolders, open_engine
+from icl_jax.retrieval.selection import Selection
+from icl_jax.retrieval.signatures import load_signatures
+from icl_jax.sharding import make_mesh
+from icl_jax.step_folder import StepFolder, read_inputs
+
+_SAMPLE = 5000  # queries that the threshold is chosen on
+_DIGITS = 6  # of the threshold
+
+
+def export_encoder(run: str, folder: Path, config: ExperimentConfig) -> None:
+    """Writes the model of a run as a model folder with its tokenizer; as it was evaluated."""
+    subject = open_subject(run, config.evaluation.tokenizer, config.evaluation.ema)
+    step = StepFolder(folder, subject.identity)
+    if step.results is None:
+        print(f"the encoder: {run}, step {subject.identity['step']}", flush=True)
+        for left in (folder / "config.json", *folder.glob("*.safetensors*")):  # of a killed run
+            left.unlink(missing_ok=True)
+        huggingface.save(subject.load(make_mesh(config.mesh)), folder)
+        subject.tokenizer.save(folder)
+        step.complete({"run": run, "step": subject.identity["step"]})
+
+
+def link_steps(first: Path, own: Path) -> None:
+    """The steps of the design of `first` that no encoder changes become those of `own` too."""
+    folders, to = DesignFolders(first), DesignFolders(own).path
+    signatures = SearchFolders(folders.neighbours).signatures.parent
+    anew = {*made_from(folders.encoder, folders)} - {signatures}
+    steps = [*folders.path.iterdir(), *folders.groups.iterdir(), *folders.arms.iterdir()]
+    for step in sorted(steps):
+        complete = step == signatures or (step / "results.json").exists()
+        link = to / step.relative_to(folders.path)
+        if complete and step not in anew and not link.exists():
+            link.parent.mkdir(parents=True, exist_ok=True)
+            link.symlink_to(os.path.relpath(step.resolve(), link.parent.resolve()))
+
+
+def find_threshold(config: ExperimentConfig, workdir: Path, wanted: float) -> float:
+    """The cosine above which sentences have `wanted` neighbours on average, from a sample.
+
+    Sentences are embedded and indexed for it as the design will find them.
+    """
+    search = _open_search(config, workdir)
+    rules = dataclasses.asdict(config.design.search)
+    del rules["min_similarity"], rules["recall_sample"]
+    origin = read_inputs(SearchFolders(DesignFolders(workdir).neighbours).pool)
+    inputs = {**origin, "search": rules, "mean_neighbours": wanted, "seed": config.seed}
+    step = StepFolder(threshold_folder(workdir), inputs)
+    if step.results is None:
+        count = len(search.query_vectors)
+        drawn = np.random.RandomState([config.seed, 4]).permutation(count)[:_SAMPLE]
+        found = search.nearest(np.sort(drawn), -np.inf).similarities
+        threshold = choose_threshold(found, wanted)
+        have = float((found[:, 0] > threshold).mean())
+        print(
+            f"min_similarity is {threshold:g} in this round: above it, sentences have "
+            f"{float((found > threshold).sum() / len(found)):.2f} neighbours on average, as in "
+            f"round 1, and {have:.1%} have one (of {len(found):,} sampled)"
+        )
+        step.complete({"min_similarity": threshold, "queries": len(found), "with_neighbours": have})
+    return step.results["min_similarity"]
+
+
+def threshold_folder(workdir: Path) -> Path:
+    """Where a round keeps the threshold that was found for it."""
+    return workdir / "threshold"
+
+
+def choose_threshold(similarities: np.ndarray, wanted: float) -> float:
+    """Between two cosines: `wanted` of each row are above it on average; -1 if that takes all.
+
+    A row has the cosines of one query, -inf where there is none.
+    """
+    pairs = np.sort(similarities[np.isfinite(similarities)].astype(np.float64))[::-1]
+    count = round(wanted * len(similarities))
+    if count >= len(pairs):
+        return -1.0
+    above = pairs[count - 1] if count else 1.0
+    return min(1.0, max(-1.0, round((above + pairs[count]) / 2, _DIGITS)))
+
+
+def _open_search(config: ExperimentConfig, workdir: Path) -> Search:
+    """The search that the design will make, over vectors that are made here."""
+    design, folders, mesh = config.design, DesignFolders(workdir), make_mesh(config.mesh)
+    runner, settings = folders.runner(design), design.search
+    encoder = open_encoder(design.encoder, mesh, None)
+    corpus = queries = SentenceTable.open(folders.corpus)
+    check_search(len(corpus), encoder.width, settings, mesh)
+    how = (runner, mesh, folders.encoder)
+    vectors = of_queries = embed_table(
+        corpus, encoder, design.encoder, folders.corpus_vectors, *how
+    )
+    places = SearchFolders(folders.neighbours)
+    signatures = query_signatures = load_signatures(corpus, places.signatures, runner)
+    if design.queries.files:
+        queries = SentenceTable.open(folders.queries)
+        of_queries = embed_table(queries, encoder, design.encoder, folders.query_vectors, *how)
+        query_signatures = load_signatures(queries, places.query_signatures, runner)
+    origin = {
+        "pool": corpus.fingerprint,
+        "vectors": {**encoder.identity, "store": design.encoder.store},
+    }
+    pool = prepare_pool(corpus, vectors, signatures, places.pool, origin)
+    engine = open_engine(pool, settings, places.index, config.seed, mesh, runner.threads)
+    return Search(Selection(query_signatures, pool, settings), of_queries, engine, runner)

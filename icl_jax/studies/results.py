@@ -1,0 +1,111 @@
+"""Puts what experiments came to into a page of documentation: tables and figures, never typed.
+
+python -m icl_jax.studies.results --page=docs/results.md NAME=WORKDIR [NAME=WORKDIR,WORKDIR ...]
+
+What stands in the page between `<!-- NAME -->` and `<!-- /NAME -->` is made anew: of one workdir
+what its branches came to; of several, a line for each arm and a column for each workdir; and of
+rounds or of a table 1 what those wrote. The figure is copied to docs/figures/NAME.png (--figures),
+and shown in that place unless the page shows it elsewhere.
+"""
+
+import argparse
+import json
+import os
+from pathlib import Path
+import re
+import shutil
+
+from icl_jax.config import ConfigError
+from icl_jax.evaluation.compare_table import show_p
+from icl_jax.experiment.report import make_findings
+from icl_jax.experiment.report_numbers import headlines, main_metric, show_value
+from icl_jax.retrieval.show import ends_well
+from icl_jax.step_folder import beside
+
+TITLE = re.compile(r"\A# .*\n+")
+
+
+def fill_page(page: Path, figures: Path, blocks: dict[str, list[Path]]) -> None:
+    """Writes the page with its blocks made anew; those that are not given stay as they are."""
+    text = page.read_text()
+    for name, workdirs in blocks.items():
+        pattern = rf"(?s)(<!-- {re.escape(name)} -->\n).*?(<!-- /{re.escape(name)} -->)"
+        if not re.search(pattern, text):
+            raise ConfigError(
+                f"{page} has no place for {name}: <!-- {name} --> and <!-- /{name} -->"
+            )
+        made, figure = make_block(workdirs)
+        file = figures / f"{name}.png"
+        if figure:
+            figures.mkdir(exist_ok=True)
+            with beside(file) as partial:
+                shutil.copyfile(figure, partial)
+        shown = f"]({os.path.relpath(file, page.parent)})"
+        if figure and shown not in re.sub(pattern, "", text):
+            made += f"\n\n![{name.replace('_', ' ')}{shown}"
+        text = re.sub(pattern, lambda match: f"{match[1]}{made}\n{match[2]}", text)  # noqa: B023
+    with beside(page) as partial:
+        partial.write_text(text)
+
+
+def make_block(workdirs: list[Path]) -> tuple[str, Path | None]:
+    """Tables and sentences of an experiment, or of several that differ in the seed; its figure."""
+    if len(workdirs) > 1:
+        return _seeds_table([_read(workdir) for workdir in workdirs]), None
+    (workdir,) = workdirs
+    for told in ("rounds", "table1"):
+        if (workdir / f"{told}.md").exists():
+            text = TITLE.sub("", (workdir / f"{told}.md").read_text()).strip()
+            return re.sub(r"(?m)^!\[.*\n?", "", text).strip(), _if_there(workdir / f"{told}.png")
+    return make_findings(_read(workdir), "###"), _if_there(workdir / "comparison.png")
+
+
+def _if_there(file: Path) -> Path | None:
+    return file if file.exists() else None
+
+
+def _read(workdir: Path) -> dict:
+    file = workdir / "comparison" / "comparison.json"
+    if not file.exists():
+        raise ConfigError(f"{workdir} has no {file.name}; run its stage evaluate to the end")
+    return json.loads(file.read_text())
+
+
+def _seeds_table(comparisons: list[dict]) -> str:
+    """The main number of every arm in every comparison, and the largest p of each arm."""
+    headline = headlines(comparisons[0])[0]
+    metric = main_metric(comparisons[0], headline)
+    words = metric.replace("_", " ")
+    header = ["arm", *(f"{words}, run {n}" for n in range(len(comparisons)))]
+    lines = [[*header, "largest p against the reference"], ["---"] * (len(header) + 1)]
+    for arm in comparisons[0]["arms"]:
+        cells = [told["arms"][arm][headline.task][metric] for told in comparisons]
+        ps = [cell["p"] for cell in cells if cell["p"] is not None]
+        shown = [f"{show_value(cell)} ({cell['right']:.0f} of {cell['items']})"
+                 if cell["right"] is not None else show_value(cell) for cell in cells]  # fmt: skip
+        lines.append([arm, *shown, show_p(max(ps)) if ps else "reference"])
+    return "\n".join(f"| {' | '.join(line)} |" for line in lines)
+
+
+def main(argv: list[str] | None = None) -> None:
+    """Reads the flags and fills the page."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--page", required=True, type=Path, help="a Markdown file with places")
+    parser.add_argument("--figures", type=Path, default=Path("docs/figures"))
+    parser.add_argument("blocks", nargs="+", metavar="NAME=WORKDIR[,WORKDIR...]")
+    args = parser.parse_args(argv)
+    with ends_well():
+        blocks = {}
+        for entry in args.blocks:
+            name, equals, paths = entry.partition("=")
+            if not (name and equals and paths):
+                raise ConfigError(f"expected NAME=WORKDIR[,WORKDIR...], got '{entry}'")
+            blocks[name] = [Path(path) for path in paths.split(",")]
+        fill_page(args.page, args.figures, blocks)
+        print(f"{args.page}: {', '.join(blocks)}")
+
+
+if __name__ == "__main__":
+    main()

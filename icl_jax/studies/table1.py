@@ -1,0 +1,69 @@
+"""Table 1 of Levine et al. 2022: kNN-TAPT against its controls, arms x learning rates x seeds.
+
+python -m icl_jax.studies.table1 --data=DATA --workdir=DIR [--config=FILE] [--config.FIELD=value]
+
+Designs the records if they are not there, trains every run, evaluates each on STS, and writes
+DIR/table1.md, .csv and .json, where the paper's numbers stand beside those found. --dry_run lists
+the runs and how far they are. Killed, the same command goes on; what is finished is taken as it is.
+"""
+
+from collections.abc import Sequence
+import dataclasses
+import functools
+import logging
+import sys
+
+from absl import app, flags
+from absl import logging as absl_logging
+from etils import epath
+from ml_collections import config_flags
+
+from icl_jax.config import ConfigError, ExperimentConfig, StageError, StoppedError
+from icl_jax.flag_errors import parse_config_flags, stop
+
+CONFIG = "configs/roberta_base_knn_tapt.py:all"
+
+
+def main(argv: Sequence[str]) -> None:
+    """Reads the flags and runs the study."""
+    logging.getLogger("jax").setLevel(logging.WARNING)  # not each backend that is not there
+    if not flags.FLAGS["verbosity"].present:
+        absl_logging.set_verbosity(absl_logging.WARNING)  # not each file of a checkpoint
+    config, data, workdir = (flags.FLAGS[name].value for name in ("config", "data", "workdir"))
+    if len(argv) > 1:
+        stop(f"unexpected argument '{argv[1]}'; flags begin with --")
+    if not isinstance(config, ExperimentConfig):
+        stop(f"get_config() must return an ExperimentConfig, got {type(config).__name__}")
+    if not workdir:
+        stop("expected --workdir=DIR, the folder to write to")
+    data = data or config.evaluation.data
+    if not data:
+        stop("expected --data=DATA, a folder with sts/ and sick/ in SentEval's layout")
+    tasks = tuple(dict.fromkeys([*config.evaluation.tasks, "sts"]))
+    config.evaluation = dataclasses.replace(config.evaluation, data=data, tasks=tasks)
+    from icl_jax.studies import table1_runs  # a wrong flag is told without waiting for JAX
+
+    try:
+        if flags.FLAGS["dry_run"].value:
+            table1_runs.check(config)
+            print(table1_runs.list_runs(config, epath.Path(workdir)))
+        else:
+            table1_runs.run_table1(config, epath.Path(workdir))
+    except (ConfigError, StageError) as error:
+        stop(str(error))
+    except StoppedError:
+        pass  # it said so
+    except KeyboardInterrupt:
+        print("\nstopped; the same command goes on from what was finished", file=sys.stderr)
+        sys.exit(130)
+
+
+if __name__ == "__main__":
+    # Only here, for icl_jax.main has flags of the same names.
+    config_flags.DEFINE_config_file(
+        "config", None, f"A file of configs/ with branches; by default {CONFIG}."
+    )
+    flags.DEFINE_string("data", None, "A folder with sts/ and sick/.")
+    flags.DEFINE_string("workdir", None, "The folder that everything is written to.")
+    flags.DEFINE_bool("dry_run", False, "Only list the runs, and which are done.")
+    app.run(main, flags_parser=functools.partial(parse_config_flags, default=CONFIG))

@@ -1,0 +1,118 @@
+"""The runs of table 1: made where they are not there, evaluated, and put into the table."""
+
+import json
+from pathlib import Path
+
+from etils import epath
+
+from icl_jax.config import ConfigError, ExperimentConfig, StageError
+from icl_jax.evaluation import evaluate
+from icl_jax.evaluation.compare import compare
+from icl_jax.evaluation.subject import open_subject
+from icl_jax.example_design.arms import ARMS, PREFIX, is_arm
+from icl_jax.experiment.branches import TRUNK, has_trunk, plan_branches
+from icl_jax.experiment.comparison import evaluate_each
+from icl_jax.experiment.stages import run_stages
+from icl_jax.step_folder import beside, write_json
+from icl_jax.studies.table1_report import (
+    Setting,
+    choose_rates,
+    make_csv,
+    make_markdown,
+    make_numbers,
+    scores_of,
+)
+
+
+def run_table1(config: ExperimentConfig, workdir: epath.Path) -> dict:
+    """Everything that is not done yet, then the table; returns what table1.json holds."""
+    check(config)
+    run_stages(config, workdir, [*["design"] * design_is_missing(config, workdir), "train"])
+    settings = read_settings(config, workdir, evaluate_each(config, workdir))
+    to, comparison = Path(workdir), None
+    chosen = {setting.arm: setting.results for setting in choose_rates(settings)}
+    if len(chosen) > 1:
+        resamples = config.evaluation.resamples
+        comparison = compare(chosen, config.branches.reference, to / "table1", resamples)
+    numbers, text = make_numbers(settings, comparison), make_markdown(settings, comparison)
+    for name, content in (("md", text), ("csv", make_csv(settings))):
+        with beside(to / f"table1.{name}") as partial:
+            partial.write_text(content)
+    write_json(to / "table1.json", numbers)
+    print(f"\n{text}\nwritten: {to}/table1.md, .csv, .json; all tests: {to}/table1/comparison.md")
+    return numbers
+
+
+def check(config: ExperimentConfig) -> None:
+    """Stops on what would end the study after its runs: no branches, no data, no tokenizer."""
+    if not config.branches.arms:
+        raise ConfigError(
+            "the config has no branches.arms, the rows of the table; expected one such as "
+            "--config=configs/roberta_base_knn_tapt.py:all"
+        )
+    evaluate.check_before_design(config)
+    start = config.training.start_from
+    if TRUNK in config.branches.arms and not has_trunk(config) and start:
+        try:
+            open_subject(start, config.evaluation.tokenizer)
+        except (ConfigError, StageError) as error:
+            raise ConfigError(f"training.start_from, which is evaluated too: {error}") from None
+
+
+def design_is_missing(config: ExperimentConfig, workdir: epath.Path) -> bool:
+    """Whether a corpus is named and an arm that is to be trained on has no records."""
+    sources = config.data.sources if has_trunk(config) else ()
+    wanted = {source.removeprefix(PREFIX) for source in sources if is_arm(source)}
+    wanted |= {arm for arm in config.branches.arms if arm in ARMS}
+    folder = workdir / "design" / "arms"
+    built = all((folder / arm / "results.json").exists() for arm in wanted)
+    return bool(config.design.corpus.files) and not built
+
+
+def read_settings(
+    config: ExperimentConfig, workdir: epath.Path, evaluations: dict[str, list[Path]]
+) -> list[Setting]:
+    """The scores of every arm and rate, of those sets that all of them have."""
+    rates = {
+        branch.name.partition("-seed")[0]: (branch.arm, branch.config.optimizer.learning_rate)
+        for branch in plan_branches(config, workdir)
+    }
+    found = {
+        name: [scores_of(json.loads(path.read_text())["sts"]) for path in paths]
+        for name, paths in evaluations.items()
+    }
+    every = [seed for seeds in found.values() for seed in seeds]
+    common = [name for name in every[0] if all(name in seed for seed in every)]
+    if not common:
+        raise StageError(
+            "there is no STS set that all runs have a score of; look at "
+            f"{next(iter(evaluations.values()))[0].with_suffix('.md')}"
+        )
+    return [
+        Setting(
+            *rates.get(name, (name, None)),
+            evaluations[name],
+            [{task: seed[task] for task in common} for seed in seeds],
+        )
+        for name, seeds in found.items()
+    ]
+
+
+def list_runs(config: ExperimentConfig, workdir: epath.Path) -> str:
+    """What there is to do, and what of it is done."""
+    lines = [f"design: {'to be made' if design_is_missing(config, workdir) else 'there'}"]
+    if has_trunk(config):
+        lines.append(f"trunk: {_state(workdir)}")
+    branches = plan_branches(config, workdir)
+    lines += [f"{branch.name}: {_state(branch.workdir)}" for branch in branches]
+    evaluated = sum(_state(branch.workdir).endswith("evaluated") for branch in branches)
+    return "\n".join([*lines, f"{len(branches)} runs, {evaluated} of them evaluated"])
+
+
+def _state(workdir: epath.Path) -> str:
+    names = [path.name for path in (workdir / "checkpoints").glob("*") if path.name.isdigit()]
+    if not names:
+        return "not begun"
+    step = max(names, key=int)
+    evaluated = (workdir / "evaluation" / f"{step}.json").exists()
+    return f"step {step}{', evaluated' * evaluated}"

@@ -1,0 +1,85 @@
+"""The sentences that kNN-TAPT asks with: those of the STS training sets, one on a line.
+
+python -m icl_jax.studies.task_sentences --data=DATA --to=FILE.txt [--limit=N] [--unseen]
+
+DATA has SentEval's layout; STS-B and SICK-R are the sets with a part to train on. Only their text
+is taken, never a score. Much of that text stands in the test sets too, for STS-B was collected from
+STS12-16, and SICK's parts share sentences: --unseen leaves that out, the paper seems to have it.
+"""
+
+import argparse
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+
+from icl_jax.config import ConfigError, EvaluationConfig
+from icl_jax.evaluation.sts_files import PairSet, read_sets, read_training_sets
+from icl_jax.retrieval.show import ends_well
+from icl_jax.step_folder import beside
+
+_SEED = 0
+
+
+class TaskSentences(NamedTuple):
+    """What was chosen, and from how much."""
+
+    sentences: list[str]
+    counts: dict[str, int]  # set -> its sentences that no set before it has
+    in_test: int  # of all these stand in a test set
+
+
+def task_sentences(data: str, limit: int = 0, unseen: bool = False) -> TaskSentences:
+    """Each sentence once, in the order of the files; with a limit, a sample over all sets."""
+    found: list[str] = []
+    counts = {}
+    for held in read_training_sets(data):
+        counts[held.name] = -len(found)
+        found = list(dict.fromkeys([*found, *_sentences(held)]))
+        counts[held.name] += len(found)
+    tests = {text for held in read_sets(EvaluationConfig(data=data)) for text in _sentences(held)}
+    in_test = sum(sentence in tests for sentence in found)
+    if unseen:
+        found = [sentence for sentence in found if sentence not in tests]
+    if not found:
+        raise ConfigError(
+            f"every sentence of the training sets in {data} is in a test set too: --unseen leaves "
+            "none; leave it out"
+        )
+    if limit < 0 or limit > len(found):
+        raise ConfigError(f"--limit must be from 1 to {len(found)} here, got {limit}")
+    if limit:
+        drawn = np.random.RandomState(_SEED).permutation(len(found))[:limit]
+        found = [found[place] for place in sorted(drawn)]
+    return TaskSentences(found, counts, in_test)
+
+
+def _sentences(held: PairSet) -> list[str]:
+    return [text for pair in held.pairs for text in (pair.sentence1, pair.sentence2)]
+
+
+def main(argv: list[str] | None = None) -> None:
+    """Reads the flags, writes the file and says what it holds."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--data", required=True, help="a folder with sts/ and sick/")
+    parser.add_argument("--to", required=True, type=Path, help="the file to write")
+    parser.add_argument("--limit", type=int, default=0, help="so many, drawn at random; 0: all")
+    parser.add_argument("--unseen", action="store_true", help="none that a test set holds")
+    args = parser.parse_args(argv)
+    with ends_well():
+        chosen = task_sentences(args.data, args.limit, args.unseen)
+        args.to.parent.mkdir(parents=True, exist_ok=True)
+        with beside(args.to) as partial:
+            partial.write_text("".join(f"{sentence}\n" for sentence in chosen.sentences))
+        sets = ", ".join(f"{count:,} of {name}" for name, count in chosen.counts.items())
+        total = sum(chosen.counts.values())
+        print(
+            f"{total:,} different sentences ({sets}), {chosen.in_test:,} of them in the test sets "
+            f"too{', left out' * args.unseen}; {len(chosen.sentences):,} written to {args.to}"
+        )
+
+
+if __name__ == "__main__":
+    main()
