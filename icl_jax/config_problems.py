@@ -262,8 +262,10 @@ def branches_problems(config) -> list[str]:
     require_share(found, config, "share")
     if len(set(config.arms)) < len(config.arms):
         found.append(f"arms names an arm twice: {', '.join(config.arms)}")
-    if len(set(config.learning_rates)) < len(config.learning_rates):
-        found.append(f"learning_rates names a rate twice: {config.learning_rates}")
+    if len({f"{rate:g}" for rate in config.learning_rates}) < len(config.learning_rates):
+        found.append(  # folders are called by these
+            f"learning_rates must differ in their first 6 digits, got {config.learning_rates}"
+        )
     if any(rate <= 0 for rate in config.learning_rates):
         found.append(f"learning_rates must be above 0, got {config.learning_rates}")
     if config.arms and bool(config.steps) == bool(config.epochs):

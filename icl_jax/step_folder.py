@@ -13,6 +13,8 @@ from pathlib import Path
 import shutil
 import uuid
 
+from etils import epath
+
 from icl_jax.config import ConfigError, StageError
 from icl_jax.config_tree import differences
 from icl_jax.step_cost import StepCost
@@ -120,6 +122,15 @@ def beside(path: Path):
         ) from error
     finally:
         partial.unlink(missing_ok=True)
+
+
+def absolute(path: epath.PathLike) -> epath.Path:
+    """From the root of the disk; a remote path (gs://...) as it is.
+
+    `epath.Path.resolve` would make a local path of that: files would stay on the machine.
+    """
+    path = epath.Path(path)
+    return path if "://" in str(path) else path.resolve()
 
 
 def require_space(path: Path, needed: int, what: str) -> None:

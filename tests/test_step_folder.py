@@ -14,6 +14,7 @@ from icl_jax.config import StageError
 from icl_jax.parallel import Runner, progress_bar, run_shards
 from icl_jax.step_folder import (
     StepFolder,
+    absolute,
     alone_in,
     beside,
     read_results,
@@ -150,3 +151,10 @@ def test_work_whose_result_cannot_fit_does_not_begin(tmp_path):
     require_space(tmp_path, 1, "a byte")
     with pytest.raises(StageError, match=r"the vectors will take 1000000\.0 GB .* GB free"):
         require_space(tmp_path, 10**15, "the vectors")
+
+
+def test_a_remote_path_stays_remote(tmp_path, monkeypatch):
+    """Else a run on a pod would write its checkpoints to the disk of each host."""
+    monkeypatch.chdir(tmp_path)
+    assert str(absolute("gs://bucket/run/checkpoints")) == "gs://bucket/run/checkpoints"
+    assert str(absolute("run")) == str(tmp_path / "run")

@@ -82,6 +82,28 @@ def mean_interval(scores: Sequence[float], resamples: int, seed: int) -> list[fl
     return ratio_interval(scores, np.ones(len(scores)), resamples, seed)
 
 
+def share_interval(scores: Sequence[float], resamples: int, seed: int) -> list[float] | None:
+    """The same of scores from 0 to 1; exact where all are alike, as 0 right of so many."""
+    if len(scores) > 1 and are_alike(scores):
+        return alike_interval(float(scores[0]), len(scores), 0.0, 1.0)
+    return mean_interval(scores, resamples, seed)
+
+
+def are_alike(scores: Sequence[float]) -> bool:
+    """Whether every resample would be the same, and an interval of them would have no width."""
+    return bool(np.ptp(np.asarray(scores, np.float64)) <= ROUNDING)
+
+
+def alike_interval(value: float, items: int, low: float, high: float) -> list[float]:
+    """The 95% interval of the mean of items that are all `value`, of scores from `low` to `high`.
+
+    None of so many is another: then others are at most such a share of all that there are (Clopper
+    and Pearson's exact bound, 2.5% on each side), and at worst they lie at an end of the range.
+    """
+    others = 1 - 0.025 ** (1 / items)
+    return [value - others * (value - low), value + others * (high - value)]
+
+
 def ratio_interval(
     numerators: Sequence[float], denominators: Sequence[float], resamples: int, seed: int
 ) -> list[float] | None:

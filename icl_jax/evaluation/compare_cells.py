@@ -3,7 +3,7 @@
 import numpy as np
 
 from icl_jax.evaluation import bootstrap
-from icl_jax.evaluation.compare_metrics import Metrics
+from icl_jax.evaluation.compare_metrics import SHARE, Metrics, Unit
 from icl_jax.evaluation.compare_verdict import p_over_seeds
 from icl_jax.parallel import progress_bar
 
@@ -29,10 +29,13 @@ def make_cells(
             cell = _cell(name, metrics[arm], values[arm])
             if arm != reference:
                 differences = _finite(values[arm] - values[reference])
+                by_item = _by_item(name, metrics[arm]) - _by_item(name, metrics[reference])
                 cell |= {
                     "difference": cell["value"] - of_reference["value"],
-                    "difference_interval95": bootstrap.interval(differences),
-                    **_test(name, metrics[arm], metrics[reference], differences),
+                    "difference_interval95": _interval(
+                        metrics[arm][0][name].unit, differences, by_item, lowest=-1.0
+                    ),
+                    **_test(name, metrics[arm], metrics[reference], differences, by_item),
                     "p_seeds": p_over_seeds(cell["seeds"], of_reference["seeds"]),
                 }
             cells.append({"arm": arm, "task": task, "metric": name} | cell)
@@ -59,7 +62,7 @@ def _cell(name: str, seeds: list[Metrics], drawn: np.ndarray) -> dict:
     value = float(np.mean(values))
     return {
         "value": value,
-        "interval95": bootstrap.interval(_finite(drawn)),
+        "interval95": _interval(metric.unit, _finite(drawn), _by_item(name, seeds), lowest=0.0),
         "seeds": values,
         "standard_deviation": float(np.std(values, ddof=1)) if len(values) > 1 else None,
         "items": sum(seeds[0][part].items_with_size for part in metric.mean_of or (name,)),
@@ -77,21 +80,33 @@ def _cell(name: str, seeds: list[Metrics], drawn: np.ndarray) -> dict:
     }
 
 
-def _test(name: str, seeds: list[Metrics], of_reference: list[Metrics], drawn: np.ndarray) -> dict:
+def _interval(unit: Unit, drawn: np.ndarray, by_item: np.ndarray, lowest: float) -> list[float]:
+    """By the resamples; exact for shares (or their differences) that are alike for all items."""
+    if unit == SHARE and bootstrap.are_alike(by_item):
+        return bootstrap.alike_interval(float(by_item[0]), len(by_item), lowest, 1.0)
+    return bootstrap.interval(drawn)
+
+
+def _test(
+    name: str,
+    seeds: list[Metrics],
+    of_reference: list[Metrics],
+    drawn: np.ndarray,
+    by_item: np.ndarray,
+) -> dict:
     """How likely such a difference is by chance, over items."""
     metric = seeds[0][name]
-    by_item = np.concatenate(
-        [_scores(part, seeds) - _scores(part, of_reference) for part in metric.mean_of or (name,)]
-    )
     if metric.counted and len(seeds) == len(of_reference) == 1:
         return {"test": "sign test", "p": bootstrap.sign_test(by_item)}
     p = bootstrap.p_value(drawn, differing=np.count_nonzero(by_item))
     return {"test": "paired bootstrap", "p": p}
 
 
-def _scores(name: str, seeds: list[Metrics]) -> np.ndarray:
-    """Of each item, the mean over seeds."""
-    return np.mean([seed[name].scores for seed in seeds], axis=0)
+def _by_item(name: str, seeds: list[Metrics]) -> np.ndarray:
+    """Of each item the score, the mean over seeds; of a mean those of all its parts."""
+    parts = seeds[0][name].mean_of or (name,)
+    scores = [np.mean([seed[part].scores for seed in seeds], axis=0) for part in parts]
+    return np.concatenate(scores)
 
 
 def _finite(drawn: np.ndarray) -> np.ndarray:

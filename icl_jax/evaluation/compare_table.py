@@ -29,9 +29,10 @@ def make_markdown(comparison: dict) -> str:
         parts += [f"Left out: {describe_left_out(comparison['left_out'])}.", ""]
     parts += [
         f"Differences are to {reference}, on the same items. 95% intervals by bootstrap over the "
-        f"items ({comparison['resamples']:,} resamples). p over items: two-sided; of right or "
-        "wrong by the sign test if both arms have one seed, of all else by the paired bootstrap of "
-        f"the mean over seeds. Holm: this p, adjusted for all {count} comparisons. p over seeds: "
+        f"items ({comparison['resamples']:,} resamples), of shares that are alike for all items by "
+        "Clopper and Pearson's exact bound. p over items: two-sided; of right or wrong by the sign "
+        "test if both arms have one seed, of all else by the paired bootstrap of the mean over "
+        f"seeds. Holm: this p, adjusted for all {count} comparisons. p over seeds: "
         "Welch's t-test of the seeds' values, if both arms have several that are not all equal. A "
         f"difference is real at {LEVEL} if Holm's p is below that, and, where both arms have "
         "several seeds, p over seeds too. With 1 seed nothing is known of another training: the "

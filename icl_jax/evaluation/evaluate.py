@@ -45,8 +45,13 @@ def open_tasks(subject: Subject, config: EvaluationConfig) -> dict[str, Task]:
     return tasks
 
 
-def evaluate(subject: Subject, config: EvaluationConfig, output: Path, mesh: Mesh) -> dict:
-    """Runs what is not yet done; prints each task's table, writes `output` and the same as .md."""
+def evaluate(
+    subject: Subject, config: EvaluationConfig, output: Path, mesh: Mesh, brief: bool = False
+) -> dict:
+    """Runs what is not yet done; prints each task's table, writes `output` and the same as .md.
+
+    `brief`: the tables are not printed, for all of them come in one later.
+    """
     if output.suffix != ".json":
         raise ConfigError(f"--output must end in .json, got {output}")
     _check_call(config)
@@ -57,9 +62,11 @@ def evaluate(subject: Subject, config: EvaluationConfig, output: Path, mesh: Mes
         _check_folders(subject, tasks, folder)  # all before the first one runs
         for name, task in tasks.items():
             table = run_task(task, name, subject.identity, bootstrap, folder / name, mesh)
-            print(f"\n{table}", flush=True)
+            if not brief:
+                print(f"\n{table}", flush=True)
             results = _write(subject, folder, output)
-    print(f"results: {output}; line by line: {folder}/TASK/outputs.jsonl")
+    more = "" if brief else f"; line by line: {folder}/TASK/outputs.jsonl"
+    print(f"results: {output}{more}", flush=True)
     return results
 
 
@@ -94,7 +101,10 @@ def _write(subject: Subject, folder: Path, output: Path) -> dict:
 
 
 def evaluate_run(
-    config: ExperimentConfig, model: epath.PathLike, output: Path | None = None
+    config: ExperimentConfig,
+    model: epath.PathLike,
+    output: Path | None = None,
+    brief: bool = False,
 ) -> Path:
     """The stage `evaluate`: the last checkpoint of a run, or a model folder; where results are."""
     validate(config)
@@ -102,7 +112,7 @@ def evaluate_run(
     wanted = config.evaluation
     subject = open_subject(str(model), wanted.tokenizer, wanted.ema)
     output = output or default_output(subject)
-    evaluate(subject, wanted, output, make_mesh(config.mesh))
+    evaluate(subject, wanted, output, make_mesh(config.mesh), brief)
     return output
 
 

@@ -12,7 +12,7 @@ from jax.sharding import Mesh
 import numpy as np
 
 from icl_jax.config import ConfigError, EvaluationConfig, StageError
-from icl_jax.evaluation.bootstrap import mean_interval
+from icl_jax.evaluation.bootstrap import share_interval
 from icl_jax.evaluation.glue_pairs import Pair, find_pairs, read_pairs
 from icl_jax.evaluation.glue_table import make_table
 from icl_jax.evaluation.glue_templates import Template, read_templates
@@ -90,7 +90,7 @@ class GlueZeroShot:
         for end in ("", "_normalised"):
             right = [row[f"prediction{end}"] == row["label"] for row in rows]
             told[f"accuracy{end}"] = float(np.mean(right))
-            told[f"accuracy{end}_interval95"] = mean_interval(
+            told[f"accuracy{end}_interval95"] = share_interval(
                 right, self._config.resamples, self._config.seed
             )
         gold = Counter(row["label"] for row in rows)

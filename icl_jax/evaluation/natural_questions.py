@@ -16,12 +16,7 @@ import numpy as np
 
 from icl_jax.config import ConfigError, EvaluationConfig
 from icl_jax.evaluation import question_scores
-from icl_jax.evaluation.bootstrap import (
-    FEW_ITEMS,
-    mean_interval,
-    show_interval,
-    tell_few_items,
-)
+from icl_jax.evaluation.bootstrap import share_interval, show_interval, tell_few_items
 from icl_jax.evaluation.generate import Generator
 from icl_jax.evaluation.question_prompts import Prompts, Question, read_questions
 from icl_jax.evaluation.subject import Subject
@@ -105,13 +100,13 @@ class NaturalQuestions:
         return scores
 
     def results(self, rows: list[dict]) -> dict:
-        """Shares of 1, with 95% intervals by bootstrap over the questions."""
+        """Shares of 1, with 95% intervals over the questions."""
         resamples, seed = self._config.resamples, self._config.seed
         told, form = {}, self.prompts.form
         for name in self._metrics:
             scores = [row[name] for row in rows]
             told[name] = float(np.mean(scores))
-            told[f"{name}_interval95"] = mean_interval(scores, resamples, seed)
+            told[f"{name}_interval95"] = share_interval(scores, resamples, seed)
         return told | {
             "correct": sum(row["exact_match"] for row in rows),
             "total": len(rows),
@@ -133,16 +128,12 @@ class NaturalQuestions:
         lines += [
             "",
             f"{results['correct']:,} of {results['total']:,} answers match exactly, "
-            f"{results['empty_answers']:,} are empty; intervals by bootstrap over the questions.",
+            f"{results['empty_answers']:,} are empty; intervals by bootstrap over the questions, "
+            "exact (Clopper-Pearson) where all score alike.",
             f"Prompt: {results['template']!r} ({results['preset']}), {results['shots']} examples; "
             f"an answer ends before {' or '.join(map(repr, results['stop']))}.",
             *tell_few_items(results["total"]),
         ]
-        if not results["correct"] and results["total"] >= FEW_ITEMS:  # bootstraps of 0 are blind
-            lines.append(
-                f"None of {results['total']:,}: a share above {3 / results['total']:.1g} would "
-                "have shown with 95% (rule of three)."
-            )
         if results["prompts_cut"]:
             lines.append(
                 f"{results['prompts_cut']:,} prompts were too long for the model's positions and "

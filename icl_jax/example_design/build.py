@@ -324,8 +324,9 @@ def _print_summary(results: dict[str, dict], workdir: str | os.PathLike) -> None
         counts = "".join(f"{found[name]:12,}" for name in ("groups", "sentences"))
         rest = f"{found['tokens']:14,}{found['records']:12,}{found['filled']:8.1%}"
         print(f"{arm:24}{counts}{rest}")
+    designed = [arm for arm in results if arm != "contiguous"]
     print(
         f"look at them: {DesignFolders(workdir).card}\n"
-        f"python -m icl_jax.example_design.explain --workdir={workdir} --arm={next(iter(results))} "
-        "--index=0"
+        f"python -m icl_jax.example_design.explain --workdir={workdir} "
+        f"--arm={next(iter(designed or results))} --index=0"
     )

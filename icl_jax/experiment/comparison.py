@@ -4,11 +4,21 @@ from pathlib import Path
 
 from etils import epath
 
-from icl_jax.config import ExperimentConfig
+from icl_jax.config import ConfigError, ExperimentConfig, StageError
 from icl_jax.evaluation.compare import compare
 from icl_jax.evaluation.evaluate import evaluate_run
-from icl_jax.experiment.branches import TRUNK, plan_branches, trunk_checkpoint
+from icl_jax.evaluation.subject import open_subject
+from icl_jax.experiment.branches import (
+    TRUNK,
+    Branch,
+    has_trunk,
+    plan_branches,
+    trunk_checkpoint,
+    trunk_config,
+)
+from icl_jax.experiment.progress import one_by_one
 from icl_jax.experiment.report import write_report
+from icl_jax.training.run_record import last_step, require_trained
 
 
 def evaluate_branches(config: ExperimentConfig, workdir: epath.Path) -> None:
@@ -28,16 +38,37 @@ def evaluate_branches(config: ExperimentConfig, workdir: epath.Path) -> None:
 
 def evaluate_each(config: ExperimentConfig, workdir: epath.Path) -> dict[str, list[Path]]:
     """Arm -> the results of its seeds; arms with several learning rates count as several."""
-    found: dict[str, list[Path]] = {}
-    branches = plan_branches(config, workdir)
-    for arm in config.branches.arms:
-        if arm == TRUNK:
-            print("\ntrunk", flush=True)
-            output = Path(workdir) / "evaluation" / "trunk.json"
-            found[TRUNK] = [evaluate_run(config, trunk_checkpoint(config, workdir), output)]
-        for branch in branches:
-            if branch.arm == arm:
-                print(f"\nbranch {branch.name}", flush=True)
-                name = branch.name.partition("-seed")[0]
-                found.setdefault(name, []).append(evaluate_run(branch.config, branch.workdir))
+    trunk = Branch(TRUNK, TRUNK, config, epath.Path(trunk_checkpoint(config, workdir)))
+    models = [trunk, *plan_branches(config, workdir)]
+    models = [model for arm in config.branches.arms for model in models if model.arm == arm]
+    _require_trained(config, workdir, models)
+    found: dict[str, list[Path]] = {_without_seed(model): [] for model in models}
+    for model in one_by_one(models, "evaluating"):
+        output = Path(workdir) / "evaluation" / "trunk.json" if model.arm == TRUNK else None
+        brief = len(found) > 1  # then all are compared
+        path = evaluate_run(model.config, model.workdir, output, brief)
+        found[_without_seed(model)].append(path)
     return found
+
+
+def check_trunk(config: ExperimentConfig) -> None:
+    """Stops where the trunk is a model of others that is to be evaluated, and cannot be."""
+    start = config.training.start_from
+    if TRUNK in config.branches.arms and not has_trunk(config) and start:
+        try:
+            open_subject(start, config.evaluation.tokenizer)
+        except (ConfigError, StageError) as error:
+            raise ConfigError(f"training.start_from, which is evaluated too: {error}") from None
+
+
+def _require_trained(config: ExperimentConfig, workdir: epath.Path, models: list[Branch]) -> None:
+    """All before the first is evaluated: what stopped half-way must not be compared."""
+    for model in models:
+        if model.arm != TRUNK:
+            require_trained(model.config, model.workdir)
+        elif has_trunk(config) and last_step(workdir) is not None:  # else it is a model of others
+            require_trained(trunk_config(config), workdir)
+
+
+def _without_seed(model: Branch) -> str:
+    return model.name.partition("-seed")[0]

@@ -38,11 +38,13 @@ def say_where_to_look(comparison: dict, workdir: Path, task: str) -> str:
     arm = reference.partition("-rate")[0]
     if (folders.arms / arm / "results.json").exists():
         command = ["python", "-m", "icl_jax.example_design.explain", f"--workdir={workdir}"]
-        command = shlex.join([*command, f"--arm={arm}", "--index=0"])
+        command = shlex.join([*command, f"--arm={arm}", "--index=1"])
         places.append(f"at an example of {arm} (`{command}`)")
     if folders.card.exists():
         places.append(f"at all arms side by side in {folders.card}")
     outputs = Path(comparison["evaluations"][reference][0]) / task / "outputs.jsonl"
+    if outputs.is_relative_to(workdir.resolve()):  # as the user named the workdir
+        outputs = workdir / outputs.relative_to(workdir.resolve())
     words = "the answers" if task == "nq_open" else "every single result"
     places.append(f"at {words} of {reference} in {outputs}")
     return f"Look next {_join(places)}."

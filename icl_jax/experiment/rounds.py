@@ -20,6 +20,7 @@ from icl_jax.evaluation.evaluate import evaluate_run
 from icl_jax.example_design.arms import ARMS, NEED_NEIGHBOURS, strategies_of
 from icl_jax.experiment.comparison import evaluate_each
 from icl_jax.experiment.neighbour_overlap import compare_neighbours
+from icl_jax.experiment.progress import one_by_one
 from icl_jax.experiment.report import write_report
 from icl_jax.experiment.round_config import (
     UNCHANGED,
@@ -166,11 +167,13 @@ def _run(own: Round, before: Round | None) -> None:
         return
     run_stages(own.config, own.workdir, ["design", "train"])
     unchanged = unchanged_branches(own, before)
-    for branch in unchanged:
-        print(f"\nbranch {branch.name}: {branch.workdir}", flush=True)
-        train(branch.config, branch.workdir)
+    for branch in one_by_one(unchanged, "training branch"):
+        train(branch.config, branch.workdir, brief=True)
     evaluations = evaluate_each(own.config, own.workdir)
-    evaluations[UNCHANGED] = [evaluate_run(b.config, b.workdir) for b in unchanged]
+    evaluations[UNCHANGED] = [
+        evaluate_run(branch.config, branch.workdir, brief=True)
+        for branch in one_by_one(unchanged, "evaluating")
+    ]
     reference = next(a for a in evaluations if a.startswith(own.config.branches.reference))
     folder, resamples = Path(own.workdir), own.config.evaluation.resamples
     write_report(compare(evaluations, reference, folder / "comparison", resamples), folder)

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from etils import epath
 
-from icl_jax.config import ExperimentConfig
+from icl_jax.config import ConfigError, ExperimentConfig
 
 if TYPE_CHECKING:
     from icl_jax.experiment.branches import Branch
@@ -29,6 +29,7 @@ def _design(config: ExperimentConfig, workdir: epath.Path) -> None:
 
 def _train(config: ExperimentConfig, workdir: epath.Path) -> None:
     from icl_jax.experiment.branches import has_trunk, plan_branches, trunk_config
+    from icl_jax.experiment.progress import one_by_one
     from icl_jax.training.train import train
 
     if not config.branches.arms:
@@ -36,9 +37,8 @@ def _train(config: ExperimentConfig, workdir: epath.Path) -> None:
         return
     if has_trunk(config):
         train(trunk_config(config), workdir)
-    for branch in plan_branches(config, workdir):
-        print(f"\nbranch {branch.name}: {branch.workdir}", flush=True)
-        train(branch.config, branch.workdir)
+    for branch in one_by_one(plan_branches(config, workdir), "training branch"):
+        train(branch.config, branch.workdir, brief=True)
 
 
 def _evaluate(config: ExperimentConfig, workdir: epath.Path) -> None:
@@ -99,8 +99,10 @@ def _check_before_design(config: ExperimentConfig, workdir: epath.Path) -> None:
 
 def _check_evaluation(config: ExperimentConfig) -> None:
     from icl_jax.evaluation.evaluate import check_before_design
+    from icl_jax.experiment.comparison import check_trunk
 
     check_before_design(config)
+    check_trunk(config)
 
 
 def _check_before_training(config: ExperimentConfig, workdir: epath.Path, evaluated: bool) -> None:
@@ -113,11 +115,26 @@ def _check_before_training(config: ExperimentConfig, workdir: epath.Path, evalua
     if evaluated and not branches:
         check_before_training(config, workdir)
     if branches and has_trunk(config):
-        check_run(trunk_config(config), workdir)
+        _check_trunk(trunk_config(config), workdir, branches)
     for branch in branches:
         check_run(_as_can_be_checked(branch, config), branch.workdir)
         if evaluated:
             check_before_training(branch.config, branch.workdir)
+
+
+def _check_trunk(
+    config: ExperimentConfig, workdir: epath.Path, branches: Sequence["Branch"]
+) -> None:
+    from icl_jax.training.checks import check_run
+    from icl_jax.training.run_record import last_step, planned_steps
+
+    steps, done = planned_steps(config, check_run(config, workdir)), last_step(workdir)
+    begun = [branch.name for branch in branches if last_step(branch.workdir) is not None]
+    if begun and done is not None and done < steps:
+        raise ConfigError(
+            f"{', '.join(begun)} branched off at step {done} of {workdir}, which would now go on "
+            f"to step {steps}; choose another --workdir, or undo the difference"
+        )
 
 
 def _as_can_be_checked(branch: "Branch", config: ExperimentConfig) -> ExperimentConfig:

@@ -8,6 +8,7 @@ from etils import epath
 
 from icl_jax.config import DesignConfig
 from icl_jax.parallel import Runner
+from icl_jax.step_folder import absolute
 
 BRANCHES = "branches"  # of a workdir: the workdirs of the runs that branch off
 
@@ -48,6 +49,6 @@ def shard_bytes_of(design: DesignConfig) -> int:
 
 def design_workdir(workdir: epath.PathLike) -> epath.Path:
     """The workdir whose design a run reads: its own, or that of the run it branched off."""
-    own = epath.Path(workdir).resolve()
+    own = absolute(workdir)
     is_branch = own.parent.name == BRANCHES and not (own / "design").exists()
     return own.parent.parent if is_branch else epath.Path(workdir)

@@ -8,10 +8,9 @@ from etils import epath
 from icl_jax.config import ConfigError, ExperimentConfig, StageError
 from icl_jax.evaluation import evaluate
 from icl_jax.evaluation.compare import compare
-from icl_jax.evaluation.subject import open_subject
 from icl_jax.example_design.arms import ARMS, PREFIX, is_arm
-from icl_jax.experiment.branches import TRUNK, has_trunk, plan_branches
-from icl_jax.experiment.comparison import evaluate_each
+from icl_jax.experiment.branches import has_trunk, plan_branches
+from icl_jax.experiment.comparison import check_trunk, evaluate_each
 from icl_jax.experiment.stages import run_stages
 from icl_jax.step_folder import beside, write_json
 from icl_jax.studies.table1_report import (
@@ -27,7 +26,8 @@ from icl_jax.studies.table1_report import (
 def run_table1(config: ExperimentConfig, workdir: epath.Path) -> dict:
     """Everything that is not done yet, then the table; returns what table1.json holds."""
     check(config)
-    run_stages(config, workdir, [*["design"] * design_is_missing(config, workdir), "train"])
+    # A design that is complete is looked at all the same: it may be of another corpus.
+    run_stages(config, workdir, [*["design"] * bool(config.design.corpus.files), "train"])
     settings = read_settings(config, workdir, evaluate_each(config, workdir))
     to, comparison = Path(workdir), None
     chosen = {setting.arm: setting.results for setting in choose_rates(settings)}
@@ -51,12 +51,7 @@ def check(config: ExperimentConfig) -> None:
             "--config=configs/roberta_base_knn_tapt.py:all"
         )
     evaluate.check_before_design(config)
-    start = config.training.start_from
-    if TRUNK in config.branches.arms and not has_trunk(config) and start:
-        try:
-            open_subject(start, config.evaluation.tokenizer)
-        except (ConfigError, StageError) as error:
-            raise ConfigError(f"training.start_from, which is evaluated too: {error}") from None
+    check_trunk(config)
 
 
 def design_is_missing(config: ExperimentConfig, workdir: epath.Path) -> bool:

@@ -9,6 +9,7 @@ STS12-16, and SICK's parts share sentences: --unseen leaves that out, the paper 
 
 import argparse
 from pathlib import Path
+import re
 from typing import NamedTuple
 
 import numpy as np
@@ -37,10 +38,12 @@ def task_sentences(data: str, limit: int = 0, unseen: bool = False) -> TaskSente
         counts[held.name] = -len(found)
         found = list(dict.fromkeys([*found, *_sentences(held)]))
         counts[held.name] += len(found)
-    tests = {text for held in read_sets(EvaluationConfig(data=data)) for text in _sentences(held)}
-    in_test = sum(sentence in tests for sentence in found)
+    tests = {
+        _words(text) for held in read_sets(EvaluationConfig(data=data)) for text in _sentences(held)
+    }
+    in_test = sum(_words(sentence) in tests for sentence in found)
     if unseen:
-        found = [sentence for sentence in found if sentence not in tests]
+        found = [sentence for sentence in found if _words(sentence) not in tests]
     if not found:
         raise ConfigError(
             f"every sentence of the training sets in {data} is in a test set too: --unseen leaves "
@@ -56,6 +59,11 @@ def task_sentences(data: str, limit: int = 0, unseen: bool = False) -> TaskSente
 
 def _sentences(held: PairSet) -> list[str]:
     return [text for pair in held.pairs for text in (pair.sentence1, pair.sentence2)]
+
+
+def _words(text: str) -> str:
+    """Equal for the same sentence with other capitals and signs."""
+    return re.sub(r"[\W_]+", " ", text.lower()).strip()
 
 
 def main(argv: list[str] | None = None) -> None:

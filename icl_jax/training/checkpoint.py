@@ -17,6 +17,7 @@ from icl_jax import models
 from icl_jax.config import ConfigError, ExperimentConfig, TrainingConfig
 from icl_jax.config_tree import from_dict, to_dict
 from icl_jax.sharding import variable_sharding, with_auto_axes
+from icl_jax.step_folder import absolute
 from icl_jax.training.train_state import TrainState
 
 
@@ -27,7 +28,7 @@ def open_checkpoints(workdir: epath.Path, config: TrainingConfig) -> ocp.Checkpo
         keep_period=config.keep_every or None,
         cleanup_tmp_directories=True,  # what a killed run left unfinished
     )
-    return ocp.CheckpointManager(workdir.resolve() / "checkpoints", options=options)
+    return ocp.CheckpointManager(absolute(workdir) / "checkpoints", options=options)
 
 
 def save(manager: ocp.CheckpointManager, config: ExperimentConfig, state: TrainState, batches):
@@ -62,7 +63,7 @@ def _items(state: TrainState) -> dict:
 
 def find(path: str) -> tuple[epath.Path, int]:
     """The folder of checkpoints and the step that `path` names: a workdir, or one checkpoint."""
-    folder = epath.Path(path).resolve()  # of "." or "200" the name tells nothing
+    folder = absolute(path)  # of "." or "200" the name tells nothing
     if folder.name.isdigit() and folder.parent.name == "checkpoints":
         names, folder = [folder.name] if folder.exists() else [], folder.parent
     else:
@@ -70,6 +71,8 @@ def find(path: str) -> tuple[epath.Path, int]:
         names = [child.name for child in folder.iterdir()] if folder.exists() else []
     steps = sorted(int(name) for name in names if name.isdigit())
     if not steps:
+        if not absolute(path).exists():
+            raise ConfigError(f"there is no folder {path}")
         raise ConfigError(f"{path}: there is no finished checkpoint in {folder}")
     return folder, steps[-1]
 
@@ -112,7 +115,7 @@ def _open_to_read(folder: epath.Path) -> Iterator[ocp.CheckpointManager]:
     logging.set_verbosity(logging.ERROR)
     try:
         options = ocp.CheckpointManagerOptions(read_only=True)
-        with ocp.CheckpointManager(folder.resolve(), options=options) as manager:
+        with ocp.CheckpointManager(absolute(folder), options=options) as manager:
             yield manager
     finally:
         logging.set_verbosity(before)

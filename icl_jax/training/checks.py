@@ -1,10 +1,8 @@
 """What would make a training run fail, found before anything is compiled."""
 
 import dataclasses
-import json
 
 from etils import epath
-import jax
 from jax.sharding import Mesh
 
 from icl_jax.config import ConfigError, ExperimentConfig, GPTConfig, RobertaConfig, StageError
@@ -15,17 +13,11 @@ from icl_jax.example_design.arms import PREFIX, arm_folder, is_arm
 from icl_jax.models import huggingface
 from icl_jax.sharding import make_mesh
 from icl_jax.training import checkpoint
+from icl_jax.training.run_record import run_problems
 from icl_jax.training.start_tokenizer import planned_tokenizer_problems, start_tokenizer_problems
 
 OBJECTIVE_OF = {GPTConfig: "next_token", RobertaConfig: "masked_token"}
 
-# Changing these changes how a run is computed or kept, not what it learns.
-FREE_FIELDS = (
-    "mesh", "model.remat", "data.workers", "data.prefetch", "training.accumulate",
-    "training.checkpoint_every", "training.keep_last", "training.keep_every", "training.log_every",
-)  # fmt: skip
-# What of a config is about other stages or other runs.
-OTHER_PARTS = ("mesh.", "design.", "branches.", "rounds:", "evaluation.")
 _OTHER_VOCABULARY = (
     ". A model goes on with the tokens that it knows: its records must be made with its tokenizer "
     "(design.tokenizer.folder)"
@@ -40,7 +32,7 @@ def check_run(config: ExperimentConfig, workdir: epath.Path) -> Data:
         data, problems = _open_data(config, workdir)
         found += problems
     if data is not None:
-        found += _workdir_problems(config, workdir, data)
+        found += run_problems(config, workdir, data)
         found += start_tokenizer_problems(config, workdir)
     if found:
         raise ConfigError("; ".join(found))
@@ -70,17 +62,6 @@ def _problems(config: ExperimentConfig) -> list[str]:
         raise ConfigError("; ".join(found))
     found += _mesh_problems(config) + _objective_problems(config)
     return found + _length_problems(config) + _start_problems(config)
-
-
-def record_run(config: ExperimentConfig, workdir: epath.Path, data: Data) -> None:
-    """Writes `config.json`, by which a later start knows what the workdir belongs to."""
-    if jax.process_index() != 0:
-        return
-    workdir.mkdir(parents=True, exist_ok=True)
-    partial = workdir / "config.json.partial"
-    content = {"config": to_dict(config), "data": data.fingerprint()}
-    partial.write_text(json.dumps(content, indent=2) + "\n")
-    partial.replace(workdir / "config.json")
 
 
 def _open_data(config: ExperimentConfig, workdir: epath.Path) -> tuple[Data | None, list[str]]:
@@ -194,27 +175,3 @@ def is_huggingface(path: str) -> bool:
     return (epath.Path(path) / "config.json").exists() and not (
         epath.Path(path) / "checkpoints"
     ).exists()
-
-
-def _workdir_problems(config: ExperimentConfig, workdir: epath.Path, data: Data) -> list[str]:
-    path = workdir / "config.json"
-    finished = (child.name for child in (workdir / "checkpoints").glob("*"))
-    if not path.exists() or not any(name.isdigit() for name in finished):
-        return []  # nothing that could be mixed up
-    held = json.loads(path.read_text())
-    free = FREE_FIELDS
-    if config.optimizer.schedule == "constant":  # the rate at a step does not depend on the last
-        free += ("training.steps", "training.epochs")
-    wrong = [
-        line
-        for line in differences(held["config"], to_dict(config))
-        if not line.startswith((*(f"{name}:" for name in free), *OTHER_PARTS))
-    ]
-    if held["data"] != data.fingerprint():
-        wrong.append("data: the record files changed")
-    if not wrong:
-        return []
-    return [
-        f"{workdir} belongs to a run of another config ({', '.join(wrong)}); "
-        "choose another --workdir, or undo the difference"
-    ]

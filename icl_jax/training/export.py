@@ -27,8 +27,11 @@ def main(argv: Sequence[str]) -> None:
         mesh = make_mesh(MeshConfig(data=1, fsdp=-1, tensor=1))
         model = checkpoint.load_model(_RUN.value, mesh, ema=_EMA.value)
         huggingface.save(model, _TO.value)
-    except (ConfigError, StageError) as error:
+    except StageError as error:
         sys.exit(f"error: {error}")
+    except ValueError as error:  # a ConfigError too
+        hint = "" if isinstance(error, ConfigError) else "; train with what it can hold"
+        sys.exit(f"error: {error}{hint}")
     print(f"{type(model).__name__} of step {checkpoint.find(_RUN.value)[1]} written to {_TO.value}")
 
 

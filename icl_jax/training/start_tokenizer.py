@@ -67,6 +67,8 @@ def _folder_of_records(sources: Sequence[str], workdir: epath.PathLike) -> Path 
             design = path.parent.parent
         else:
             continue
+        if "://" in str(design):
+            continue  # far away: tokenizers are read from local files
         if (design / "tokenizer" / "special_ids.json").exists():
             return Path(design / "tokenizer")
     return None

@@ -1,7 +1,6 @@
 """The train stage: from records to checkpoints, continued wherever it was stopped."""
 
 import contextlib
-import math
 import signal
 import time
 
@@ -16,10 +15,11 @@ from icl_jax.data.input_pipeline import Data, make_batches
 from icl_jax.models import abstract, huggingface
 from icl_jax.sharding import make_mesh
 from icl_jax.training import checkpoint
-from icl_jax.training.checks import check_run, is_huggingface, record_run
+from icl_jax.training.checks import check_run, is_huggingface
 from icl_jax.training.hardware import peak_memory
 from icl_jax.training.metrics import MetricsLog
 from icl_jax.training.optimizer import learning_rate, make_optimizer
+from icl_jax.training.run_record import planned_steps, record_run
 from icl_jax.training.train_state import (
     Batch,
     TrainState,
@@ -30,8 +30,11 @@ from icl_jax.training.train_state import (
 )
 
 
-def train(config: ExperimentConfig, workdir: epath.Path) -> TrainState:
-    """Trains to the last step; stopped by SIGTERM or Ctrl-C it saves, and can be continued."""
+def train(config: ExperimentConfig, workdir: epath.Path, brief: bool = False) -> TrainState:
+    """Trains to the last step; stopped by SIGTERM or Ctrl-C it saves, and can be continued.
+
+    `brief`: one line tells what is about to run, not several.
+    """
     data = check_run(config, workdir)
     mesh = make_mesh(config.mesh)
     steps, schedule = plan_steps(config, data)
@@ -45,7 +48,8 @@ def train(config: ExperimentConfig, workdir: epath.Path) -> TrainState:
             where = workdir / "checkpoints" if own else config.training.start_from
             print(f"training is complete: {first} steps in {where}")
             return state
-        print(describe(config, data, mesh, first, steps), flush=True)
+        told = describe(config, data, mesh, first, steps)
+        print(told[-1] if brief else "\n".join(told), flush=True)
         train_step = compile_train_step(config, optimizer, schedule, mesh)
         with (
             contextlib.closing(open_batches(config, data, first, steps)) as batches,
@@ -76,11 +80,9 @@ def train(config: ExperimentConfig, workdir: epath.Path) -> TrainState:
 
 def plan_steps(config: ExperimentConfig, data: Data) -> tuple[int, optax.Schedule]:
     """How many steps, and the learning rate at each."""
-    training, end = config.training, config.optimizer.schedule_steps
-    if training.epochs:
-        steps = math.ceil(training.epochs * data.steps_per_epoch)
-        return steps, learning_rate(config.optimizer, end or steps, data.steps_per_epoch)
-    return training.steps, learning_rate(config.optimizer, end or training.steps)
+    steps = planned_steps(config, data)
+    epoch = [data.steps_per_epoch] if config.training.epochs else []
+    return steps, learning_rate(config.optimizer, config.optimizer.schedule_steps or steps, *epoch)
 
 
 def start(config: ExperimentConfig, optimizer, mesh: Mesh, checkpoints) -> TrainState:
@@ -127,21 +129,21 @@ def next_batch(batches, config: ExperimentConfig, mesh: Mesh) -> tuple[Batch, fl
     }, waited
 
 
-def describe(config: ExperimentConfig, data: Data, mesh: Mesh, first: int, steps: int) -> str:
+def describe(config: ExperimentConfig, data: Data, mesh: Mesh, first: int, steps: int) -> list[str]:
     """What is about to run, in a few lines."""
     shape = " x ".join(f"{axis} {size}" for axis, size in mesh.shape.items())
     count = sum(x.size for x in jax.tree.leaves(abstract(config.model)[1]))
-    return "\n".join([
-        f"{type(config.model).__name__} of {count:,} parameters, "
-        f"{mesh.size} device(s) of kind {jax.devices()[0].device_kind}, mesh {shape}",
+    return [
+        f"{type(config.model).__name__} of {count:,} parameters, mesh {shape}",
         *(
             f"{source.name}: {source.num_records:,} records, {source.num_tokens:,} tokens in "
             f"{source.num_rows:,} rows, {source.filled:.0%} filled"
             for source in data.sources
         ),
         f"steps {first + 1} to {steps} of {config.batch_size} x {config.sequence_length} tokens, "
-        f"objective {config.training.objective}; compiling",
-    ])  # fmt: skip
+        f"objective {config.training.objective}, {mesh.size} device(s) of kind "
+        f"{jax.devices()[0].device_kind}; compiling",
+    ]
 
 
 class StopSignals:

@@ -77,6 +77,25 @@ def test_95_of_100_intervals_hold_the_truth():
     assert 0.915 <= held / 400 <= 0.98  # 4 standard deviations of 400 trials
 
 
+def test_scores_that_are_all_alike_have_the_exact_interval():
+    """No resample could tell another share; Clopper and Pearson can."""
+    for right, count in ((0, 600), (40, 40), (0, 2)):
+        scores = [right > 0] * count
+        theirs = stats.binomtest(right, count).proportion_ci(method="exact")
+        assert bootstrap.share_interval(scores, resamples=9, seed=0) == pytest.approx([*theirs])
+    some = [0.0] * 59 + [1.0]
+    assert bootstrap.share_interval(some, 99, 0) == bootstrap.mean_interval(some, 99, 0)
+    assert bootstrap.share_interval([0.0], 9, 0) is bootstrap.share_interval([], 9, 0) is None
+
+
+def test_the_interval_of_equal_differences_reaches_to_both_sides():
+    """Items that were not seen may differ the other way."""
+    low, high = bootstrap.alike_interval(0.0, 600, -1.0, 1.0)
+    assert low == -high and high == pytest.approx(0.00613, abs=1e-5)
+    low, high = bootstrap.alike_interval(1.0, 600, -1.0, 1.0)
+    assert (low, high) == (pytest.approx(1 - 2 * 0.00613, abs=2e-5), 1.0)
+
+
 def test_paired_p_values_are_those_of_a_paired_t_test():
     """On many items with normal differences both tests ask the same."""
     random = np.random.default_rng(1)

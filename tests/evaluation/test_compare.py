@@ -83,6 +83,26 @@ def test_numbers_are_computed_from_the_rows(tmp_path):
     assert low < reference["value"] < high
 
 
+def test_arms_without_a_right_answer_have_intervals_all_the_same(tmp_path):
+    shares = {"knn": 30, "none": 0, "nothing": 0, "all": 60}
+    arms = {
+        arm: [write_task(tmp_path / arm / "nq_open", question_rows(np.arange(60) < count))]
+        for arm, count in shares.items()
+    }
+    cells = compare(arms, "none", tmp_path / "out", RESAMPLES)["arms"]
+    cells = {arm: cells[arm]["nq_open"]["exact_match"] for arm in arms}
+    bound = stats.binomtest(0, 60).proportion_ci().high
+    assert cells["none"]["interval95"] == pytest.approx([0, bound])
+    assert cells["all"]["interval95"] == pytest.approx([1 - bound, 1])
+    assert cells["nothing"]["difference_interval95"] == pytest.approx([-bound, bound])
+    assert cells["all"]["difference_interval95"] == pytest.approx([1 - 2 * bound, 1])
+    assert cells["knn"]["interval95"] == cells["knn"]["difference_interval95"]
+    two = {"none": arms["none"] + arms["nothing"], "knn": arms["knn"]}
+    held = compare(two, "knn", tmp_path / "out", RESAMPLES)["arms"]["none"]["nq_open"]
+    assert held["exact_match"]["interval95"] == cells["none"]["interval95"]
+    assert "0.0000 to 0.0596" in (tmp_path / "out" / "comparison.md").read_text()
+
+
 def test_a_difference_is_called_real_only_among_all_comparisons(tmp_path):
     # against 10 right ones of 60: 40 more, 6 more (p = 0.03), and the same
     shares = {"regular": 10, "much": 50, "some": 16, "same": 10}

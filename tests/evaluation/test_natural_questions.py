@@ -162,12 +162,14 @@ def test_the_harness_preset_adds_its_own_exact_match(monkeypatch, gpt, file):
     assert results["harness_exact_match_interval95"] == [0.0, 1.0]
 
 
-def test_the_rule_of_three_needs_30_questions(gpt, file):
+def test_none_right_of_so_many_has_an_interval_all_the_same(gpt, file):
     task = task_of(gpt, file)
     row = {"exact_match": 0, "f1": 0.0, "answer": "no", "cut": 0}
-    few, enough = (task.table(task.results([row] * count)) for count in (29, 30))
-    assert "rule of three" not in few and "Of 29 items alone" in few
-    assert "a share above 0.1 would have shown" in enough and "items alone" not in enough
+    few, enough = (task.results([row] * count) for count in (29, 600))
+    assert enough["exact_match_interval95"] == enough["f1_interval95"]
+    assert enough["exact_match_interval95"] == pytest.approx([0.0, 0.00613], abs=1e-5)
+    assert "| exact match | 0.0000 | 0.0000 to 0.0061 |" in task.table(enough)
+    assert "Of 29 items alone" in task.table(few) and "items alone" not in task.table(enough)
 
 
 def test_an_answer_begins_after_separators_and_ends_at_the_next(monkeypatch, gpt, file):

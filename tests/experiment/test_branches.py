@@ -20,6 +20,7 @@ from icl_jax.experiment.branches import (
     trunk_checkpoint,
     trunk_config,
 )
+from icl_jax.retrieval.design_folders import design_workdir
 
 ARMS = ("regular", "neighbours_in_context", "random_in_batch")
 
@@ -174,6 +175,12 @@ def test_branches_begin_where_the_trunk_would_until_it_is_there(tmp_path):
     assert trunk_checkpoint(config, new) == str(new)
 
 
+def test_a_branch_in_a_bucket_reads_the_design_of_its_bucket(monkeypatch):
+    monkeypatch.setattr(type(epath.Path("gs://bucket")), "exists", lambda path: False)
+    held = {str(design_workdir(f"gs://bucket/run{end}")) for end in ("", "/branches/regular")}
+    assert held == {"gs://bucket/run"}
+
+
 def test_the_trunk_itself_is_no_branch(workdir):
     config = with_steps(arms=("trunk", *ARMS))
     assert [branch.arm for branch in plan_branches(config, workdir)] == [*ARMS]
@@ -204,6 +211,10 @@ def test_branches_without_a_beginning_are_refused(workdir):
         (
             {"steps": 0, "epochs": 5.0, "arms": ARMS[1:], "learning_rates": (0.0,)},
             "learning_rates must be above 0",
+        ),
+        (
+            {"steps": 0, "epochs": 5.0, "arms": ARMS[1:], "learning_rates": (1e-5, 1.00000001e-5)},
+            "learning_rates must differ in their first 6 digits",
         ),
     ],
 )

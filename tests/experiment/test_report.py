@@ -1,5 +1,6 @@
 import copy
 import json
+from pathlib import Path
 import re
 
 import pytest
@@ -271,7 +272,7 @@ def test_without_a_regular_arm_the_first_is_the_baseline():
 # Where to look.
 
 
-def test_where_to_look_names_only_what_is_there(tmp_path):
+def test_where_to_look_names_only_what_is_there(tmp_path, monkeypatch):
     comparison = questions(COUNTS)
     answers = f"runs/q/branches/{REFERENCE}-seed0/evaluation/550/nq_open/outputs.jsonl"
     told = say_where_to_look(comparison, tmp_path, "nq_open")
@@ -283,8 +284,13 @@ def test_where_to_look_names_only_what_is_there(tmp_path):
     told = say_where_to_look(comparison, tmp_path, "nq_open")
     assert (
         f"(`python -m icl_jax.example_design.explain --workdir={tmp_path} --arm={REFERENCE} "
-        f"--index=0`), at all arms side by side in {design / 'card.html'} and at the answers"
+        f"--index=1`), at all arms side by side in {design / 'card.html'} and at the answers"
     ) in told
+    inside = tmp_path / "branches" / "evaluation"
+    comparison["evaluations"][REFERENCE] = [str(inside)]
+    monkeypatch.chdir(tmp_path.parent)
+    told = say_where_to_look(comparison, Path(tmp_path.name), "nq_open")
+    assert f" in {tmp_path.name}/branches/evaluation/nq_open/outputs.jsonl." in told
     comparison["reference"] = with_rate = f"{REFERENCE}-rate3e-05"
     comparison["evaluations"][with_rate] = comparison["evaluations"].pop(REFERENCE)
     assert f"--arm={REFERENCE} " in say_where_to_look(comparison, tmp_path, "nq_open")

@@ -3,6 +3,7 @@
 import dataclasses
 import json
 from pathlib import Path
+import shutil
 
 from etils import epath
 import pytest
@@ -15,6 +16,7 @@ from icl_jax.config import (
     GPTConfig,
     OptimizerConfig,
     QuestionsConfig,
+    StageError,
     StoppedError,
     TrainingConfig,
 )
@@ -22,6 +24,7 @@ from icl_jax.corpus.tokenizers import Tokenizer
 from icl_jax.experiment.branches import plan_branches
 from icl_jax.experiment.stages import run_stages
 from icl_jax.training import train as training
+from tests.evaluation.small import gpt_folder
 from tests.example_design.small_build import small_config
 
 STAGES = ("design", "train", "evaluate")
@@ -118,8 +121,43 @@ def test_the_same_command_again_trains_nothing(finished, capsys):
     config, workdir = finished
     before = {file: file.stat().st_mtime_ns for file in Path(workdir).rglob("metrics.jsonl")}
     run_stages(config, workdir, STAGES)
-    assert capsys.readouterr().out.count("training is complete") == 3
+    told = capsys.readouterr().out
+    assert told.count("training is complete") == 3
+    assert "\ntraining branch 2 of 2: neighbours_in_context\n" in told
+    assert "\nevaluating 1 of 3: trunk\n" in told
+    assert "| metric" not in told and told.count("| arm ") == 1  # one table, of all arms
     assert {file: file.stat().st_mtime_ns for file in before} == before
+
+
+def test_what_is_not_the_end_of_this_experiment_is_not_evaluated(finished):
+    """Alone, the stage would compare whatever checkpoints it finds."""
+    config, workdir = finished
+    before = (workdir / "comparison.json").read_text()
+    more = dataclasses.replace(config, optimizer=OptimizerConfig(warmup=1, schedule_steps=6))
+    more.branches = dataclasses.replace(config.branches, steps=MORE + 2)
+    with pytest.raises(StageError, match="regular has done 6 of 8 steps; the same command with"):
+        run_stages(more, workdir, ("evaluate",))
+    other = dataclasses.replace(config, branches=dataclasses.replace(config.branches, share=0.25))
+    with pytest.raises(ConfigError, match=r"belongs to a run of another config \(data\.phases"):
+        run_stages(other, workdir, ("evaluate",))
+    assert (workdir / "comparison.json").read_text() == before
+
+
+def test_an_experiment_can_be_moved(finished, tmp_path):
+    config, workdir = finished
+    moved = epath.Path(tmp_path / "moved")
+    shutil.copytree(workdir, moved, ignore=shutil.ignore_patterns("compiled"))
+    for branch in plan_branches(config, moved):
+        training.check_run(branch.config, branch.workdir)
+
+
+def test_a_trunk_that_has_branches_does_not_go_on(finished, tmp_path):
+    config, workdir = finished
+    begun = epath.Path(tmp_path / "begun")
+    shutil.copytree(workdir, begun, ignore=shutil.ignore_patterns("compiled"))
+    shutil.rmtree(begun / "checkpoints" / str(STEPS))
+    with pytest.raises(ConfigError, match="regular, neighbours_in_context branched off at step 2"):
+        run_stages(config, begun, ("train",))
 
 
 def test_a_regular_checkpoint_that_is_there_is_one_field(finished, tmp_path):
@@ -184,6 +222,18 @@ def test_questions_without_answers_are_told_before_the_design(tmp_path):
     config = small_experiment(tmp_path)
     (tmp_path / "questions.jsonl").write_text('{"question": "Where was Ada born?"}\n')
     with pytest.raises(ConfigError, match=r"question 1 \('Where was Ada born\?'\) has no answer"):
+        run_stages(config, epath.Path(tmp_path / "run"), STAGES)
+    assert not (tmp_path / "run").exists()
+
+
+def test_a_model_that_cannot_be_evaluated_as_the_trunk_is_told_before_the_design(tmp_path):
+    config = small_experiment(tmp_path)
+    model = gpt_folder(tmp_path / "gpt", num_layers=1, context_length=130)
+    for file in ("tokenizer.json", "special_ids.json"):
+        (model / file).unlink()
+    config.training = TrainingConfig(start_from=str(model))
+    config.branches = BranchesConfig(("trunk", "neighbours_in_context"), epochs=1.0)
+    with pytest.raises(ConfigError, match=r"start_from, which is evaluated too: .*tokenizer\.json"):
         run_stages(config, epath.Path(tmp_path / "run"), STAGES)
     assert not (tmp_path / "run").exists()
 

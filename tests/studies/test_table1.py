@@ -21,6 +21,7 @@ from icl_jax.config import (
     ExperimentConfig,
     OptimizerConfig,
     SearchConfig,
+    StageError,
     TokenizerConfig,
     TrainingConfig,
 )
@@ -119,6 +120,14 @@ def test_what_is_to_do_is_listed_and_what_is_done(study):
     assert done.splitlines()[0] == "design: there"
     assert done.endswith("4 runs, 4 of them evaluated")
     assert not design_is_missing(config, workdir)
+
+
+def test_another_search_is_not_taken_for_the_one_that_was_made(study):
+    config, workdir, *_ = study
+    search = dataclasses.replace(config.design.search, min_similarity=0.5)
+    other = dataclasses.replace(config, design=dataclasses.replace(config.design, search=search))
+    with pytest.raises(StageError, match=r"min_similarity: 0\.2 there, 0\.5 here"):
+        run_table1(other, workdir)
 
 
 def test_what_would_stop_the_study_at_its_end_stops_it_at_its_beginning(study, tmp_path):

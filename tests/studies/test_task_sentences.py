@@ -39,6 +39,15 @@ def test_every_sentence_of_the_training_sets_comes_once_in_the_order_of_the_file
     assert unseen.sentences == FRESH and unseen.counts == found.counts
 
 
+def test_other_capitals_and_signs_make_no_unseen_sentence(data):
+    tested = task_sentences(str(data)).sentences[0]
+    file = data / "sick/SICK_train.txt"
+    write_sick(file, [(f"{tested.upper()} !", "A dog runs", 3.0)])
+    assert f"{tested.upper()} !" in task_sentences(str(data)).sentences
+    assert "A dog runs" in task_sentences(str(data), unseen=True).sentences
+    assert f"{tested.upper()} !" not in task_sentences(str(data), unseen=True).sentences
+
+
 def test_a_limit_draws_over_all_sets_and_always_the_same(data):
     few = task_sentences(str(data), limit=4).sentences
     assert len(set(few)) == 4 and few == task_sentences(str(data), limit=4).sentences

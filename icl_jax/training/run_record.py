@@ -1,0 +1,140 @@
+"""Which run a workdir holds: written to `config.json`, so that a later start mixes nothing into it.
+
+The model that a run started from is known by what it is, not by its path: a workdir may be moved.
+"""
+
+import json
+import math
+from pathlib import Path
+
+from etils import epath
+import jax
+
+from icl_jax.config import ConfigError, ExperimentConfig, StageError
+from icl_jax.config_tree import differences, to_dict
+from icl_jax.corpus.files import files_checksum
+from icl_jax.data.input_pipeline import Data
+from icl_jax.example_design.gain_inputs import model_checksum
+from icl_jax.training import checkpoint
+
+# Changing these changes how a run is computed or kept, not what it learns.
+FREE_FIELDS = (
+    "mesh", "model.remat", "data.workers", "data.prefetch", "training.accumulate",
+    "training.checkpoint_every", "training.keep_last", "training.keep_every", "training.log_every",
+)  # fmt: skip
+# What of a config is about other stages or other runs.
+OTHER_PARTS = ("mesh.", "design.", "branches.", "rounds:", "evaluation.")
+_START = "training.start_from"
+
+
+def record_run(config: ExperimentConfig, workdir: epath.Path, data: Data) -> None:
+    """Writes `config.json`; of several processes the first does."""
+    if jax.process_index() != 0:
+        return
+    workdir.mkdir(parents=True, exist_ok=True)
+    partial = workdir / "config.json.partial"
+    content = {"config": to_dict(config), "data": data.fingerprint()}
+    content |= {"start": find_start(config), "steps": planned_steps(config, data)}
+    partial.write_text(json.dumps(content, indent=2) + "\n")
+    partial.replace(workdir / "config.json")
+
+
+def planned_steps(config: ExperimentConfig, data: Data) -> int:
+    """How many steps the run has in all."""
+    training = config.training
+    return math.ceil(training.epochs * (data.steps_per_epoch or 0)) or training.steps
+
+
+def last_step(workdir: epath.Path) -> int | None:
+    """The steps of the last finished checkpoint; None: there is none."""
+    names = [path.name for path in (workdir / "checkpoints").glob("*")]
+    return max((int(name) for name in names if name.isdigit()), default=None)
+
+
+def find_start(config: ExperimentConfig) -> dict | None:
+    """JSON that tells the model of `training.start_from` from others; None: there is none."""
+    start = config.training.start_from
+    try:
+        folder, step = checkpoint.find(start) if start else (None, None)
+    except ConfigError:
+        folder, step = None, None  # a model folder
+    found = {} if step is None else {"step": step}
+    try:
+        if "://" in start:  # too far to be read for this
+            return found | {"path": start}
+        if folder is not None:
+            files = Path(folder / str(step) / "params").rglob("*")
+            return found | {"checksum": files_checksum(file for file in files if file.is_file())}
+        return {"checksum": model_checksum(start)} if start else None
+    except OSError:
+        return None  # what is not there is told elsewhere
+
+
+def run_problems(config: ExperimentConfig, workdir: epath.Path, data: Data) -> list[str]:
+    """What is wrong if the run would go on from what is in its workdir, or begin at its start."""
+    steps, done, start = planned_steps(config, data), last_step(workdir), find_start(config)
+    if done is None:  # nothing that could be mixed up
+        return _too_far(config, steps, (start or {}).get("step", 0))
+    held = _read(workdir)
+    if held is None:
+        return []
+    free = ()
+    if config.optimizer.schedule == "constant":  # the rate at a step does not depend on the last
+        free = ("training.steps", "training.epochs")
+    wrong = _differences(held, config, free, same_start="start" not in held)
+    if "start" in held and (start or not config.training.start_from):
+        wrong += differences(held["start"] or {}, start or {}, f"{_START}.")
+    if held["data"] != data.fingerprint():
+        wrong.append("data: the record files changed")
+    if not wrong and done > steps:
+        wrong = [f"it has done {done} steps, more than the {steps} asked for"]
+    return [_other_config(workdir, wrong)] if wrong else []
+
+
+def require_trained(config: ExperimentConfig, workdir: epath.Path) -> None:
+    """Stops unless the workdir holds the run of this config, at its end; reads no records."""
+    done, held = last_step(workdir), _read(workdir)
+    again = "the same command with --stages=train goes on"
+    if done is None or held is None:
+        raise StageError(f"there is no trained model in {workdir}; {again}")
+    if wrong := _differences(held, config, ("training.steps",), same_start=False):
+        raise ConfigError(_other_config(workdir, wrong))
+    steps = config.training.steps or held.get("steps", done)
+    if done < steps:
+        raise StageError(f"{workdir} has done {done} of {steps} steps; {again}")
+    if done > steps:
+        raise ConfigError(_other_config(workdir, [f"it has done {done} steps, not {steps}"]))
+
+
+def _read(workdir: epath.Path) -> dict | None:
+    file = workdir / "config.json"
+    return json.loads(file.read_text()) if file.exists() else None
+
+
+def _differences(
+    held: dict, config: ExperimentConfig, free: tuple[str, ...], *, same_start: bool
+) -> list[str]:
+    """Of what decides what a run learns; of its start the path only if that must be the same."""
+    free = (*FREE_FIELDS, *free, *([] if same_start else [_START]))
+    return [
+        line
+        for line in differences(held["config"], to_dict(config))
+        if not line.startswith((*(f"{name}:" for name in free), *OTHER_PARTS))
+    ]
+
+
+def _too_far(config: ExperimentConfig, steps: int, started: int) -> list[str]:
+    if config.training.start_with != "everything" or started <= steps:
+        return []
+    return [
+        f"{_START} {config.training.start_from} has done {started} steps, more than the {steps} "
+        "asked for; raise training.steps, or name an earlier checkpoint "
+        "(WORKDIR/checkpoints/STEP)"
+    ]
+
+
+def _other_config(workdir: epath.Path, wrong: list[str]) -> str:
+    return (
+        f"{workdir} belongs to a run of another config ({', '.join(wrong)}); "
+        "choose another --workdir, or undo the difference"
+    )
