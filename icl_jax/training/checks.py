@@ -46,7 +46,8 @@ def check_before_design(config: ExperimentConfig, workdir: epath.Path) -> None:
         arm = source.removeprefix(PREFIX)
         if arm not in made and not (workdir / "design" / "arms" / arm / "results.json").exists():
             found.append(
-                f"data.sources names '{source}', but design.examples.arms are {', '.join(made)}; "
+                f"data.sources or branches.arms names '{source.removeprefix(PREFIX)}', but "
+                f"design.examples.arms are {', '.join(made)}; "
                 "add it there"
             )
     if any(map(is_arm, config.data.sources)):

@@ -201,7 +201,7 @@ def test_a_signal_ends_the_command_and_not_only_the_trunk(finished, tmp_path, mo
             lambda config: setattr(
                 config.branches, "arms", ("random_in_batch", "neighbours_in_context")
             ),
-            "names 'design:random_in_batch', but design.examples.arms are contiguous, neighbours_",
+            "branches.arms names 'random_in_batch', but design.examples.arms are contiguous, neigh",
         ),
         (lambda config: setattr(config.training, "steps", 0), "branches.steps go on from training"),
         (
