@@ -46,9 +46,8 @@ def check_before_design(config: ExperimentConfig, workdir: epath.Path) -> None:
         arm = source.removeprefix(PREFIX)
         if arm not in made and not (workdir / "design" / "arms" / arm / "results.json").exists():
             found.append(
-                f"data.sources or branches.arms names '{source.removeprefix(PREFIX)}', but "
-                f"design.examples.arms are {', '.join(made)}; "
-                "add it there"
+                f"data.sources or branches.arms names '{arm}', but design.examples.arms are "
+                f"{', '.join(made)}; add it there"
             )
     if any(map(is_arm, config.data.sources)):
         found += planned_tokenizer_problems(config)
