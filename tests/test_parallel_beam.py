@@ -12,7 +12,6 @@ from icl_jax.config import ConfigError, StageError
 from icl_jax.parallel import Runner, progress_bar, run_shards
 from icl_jax.parallel_beam import check
 
-pytestmark = pytest.mark.xdist_group("beam")
 HAS_BEAM = find_spec("apache_beam") is not None
 needs_beam = pytest.mark.skipif(not HAS_BEAM, reason="needs the extra beam")
 

@@ -289,7 +289,6 @@ def test_too_little_text_for_the_vocabulary_says_what_can_be_reached():
         train(TEXTS, 5000)
 
 
-@pytest.mark.xdist_group("torch")
 def test_a_saved_tokenizer_opens_here_and_in_transformers(trained, tmp_path):
     trained.save(tmp_path)
     again = Tokenizer.open(tmp_path)

@@ -98,7 +98,6 @@ def test_files_of_another_writer_are_read(tmp_path):
     assert any(b"a text from tensorboardX" in payload for payload in payloads)
 
 
-@pytest.mark.xdist_group("tensorflow")
 def test_tensorflow_reads_our_records_and_we_read_its(shard):
     tf = pytest.importorskip("tensorflow")
     path, _ = shard

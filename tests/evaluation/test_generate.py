@@ -173,7 +173,6 @@ def test_models_that_cannot_generate_are_refused():
         Generator(make_model(LinearAttentionConfig(**small)))
 
 
-@pytest.mark.xdist_group("torch")
 @pytest.mark.parametrize("seed", [0, 1])
 def test_greedy_tokens_are_those_of_transformers_on_prompts_padded_on_the_left(seed, tmp_path):
     torch = pytest.importorskip("torch", reason="needs torch (extra hf)")

@@ -74,7 +74,6 @@ def test_templates_are_filled_as_they_say():
     assert cloze["MNLI"].words == ("Yes", "Maybe", "No")
 
 
-@pytest.mark.xdist_group("torch")
 @pytest.mark.parametrize("kind", ["GPT", "RoBERTa"])
 def test_scores_are_those_of_transformers(kind, folders, data, tmp_path):
     torch = pytest.importorskip("torch")

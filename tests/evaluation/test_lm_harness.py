@@ -76,7 +76,6 @@ def evaluate(model, tasks):
     )
 
 
-@pytest.mark.xdist_group("torch")
 def test_the_harness_gets_the_numbers_of_its_own_class(folder, tasks):
     for library in ("torch", "transformers", "accelerate"):
         pytest.importorskip(library)

@@ -163,7 +163,6 @@ def check_results(rows, results, kind):
     assert other not in results["all"]
 
 
-@pytest.mark.xdist_group("torch")
 def test_documents_are_measured_as_the_recipe_of_transformers_does(folders, corpus, tmp_path):
     torch = pytest.importorskip("torch")
     transformers = pytest.importorskip("transformers")

@@ -112,7 +112,6 @@ def test_cosines_are_those_of_sentences_alone(folders, tmp_path, kind, fields):
         assert row["cosine"] == pytest.approx(cosine_of(vector(first), vector(second)), abs=1e-5)
 
 
-@pytest.mark.xdist_group("torch")
 @pytest.mark.parametrize("kind", ["roberta", "gpt"])
 def test_first_last_is_the_mean_of_two_layers_of_transformers(folders, tmp_path, kind):
     torch = pytest.importorskip("torch")
@@ -361,7 +360,6 @@ def read_trial_set(data: Path, name: str) -> list[tuple[str, str, float]]:
     return pairs
 
 
-@pytest.mark.xdist_group("torch")
 @pytest.mark.slow
 @pytest.mark.skipif("ICL_JAX_TRIAL_DATA" not in os.environ, reason="needs the STS data")
 def test_a_published_model_has_the_correlations_that_sentence_transformers_gives(tmp_path):

@@ -13,7 +13,6 @@ from tests.retrieval.test_find_related import experiment, write_corpus
 
 pytestmark = [
     pytest.mark.skipif(find_spec("apache_beam") is None, reason="needs the extra beam"),
-    pytest.mark.xdist_group("beam"),
 ]
 
 THREADS = (LOCAL_RUNNER, "--direct_num_workers=2", "--direct_running_mode=multi_threading")

@@ -11,7 +11,6 @@ from icl_jax.parallel import Runner
 from icl_jax.step_folder import read_results
 from tests.example_design.made_up import make_tables, related_groups, write_strategy
 
-pytestmark = pytest.mark.xdist_group("tensorflow")  # one import of it takes 10 s
 LIMIT = 127
 LAYOUTS = ("in_context", "in_batch")
 

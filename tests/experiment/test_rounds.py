@@ -40,7 +40,6 @@ from icl_jax.models import huggingface
 from icl_jax.retrieval.neighbours import Neighbours
 from tests.retrieval.test_find_related import write_corpus
 
-pytestmark = pytest.mark.xdist_group("rounds")  # one of the workers makes the experiment
 STAGES = ["design", "train", "evaluate"]
 ARMS = ("regular", "neighbours_in_context")
 

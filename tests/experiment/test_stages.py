@@ -27,7 +27,6 @@ from icl_jax.training import train as training
 from tests.evaluation.small import gpt_folder
 from tests.example_design.small_build import small_config
 
-pytestmark = pytest.mark.xdist_group("stages")  # one of the workers makes the experiment
 STAGES = ("design", "train", "evaluate")
 STEPS, MORE = 4, 2
 

@@ -11,7 +11,6 @@ import pytest
 torch = pytest.importorskip("torch", reason="needs torch (extra hf)")
 transformers = pytest.importorskip("transformers", reason="needs transformers (extra hf)")
 
-pytestmark = pytest.mark.xdist_group("torch")
 
 from safetensors.numpy import load_file, save_file
 

@@ -19,8 +19,6 @@ from icl_jax.retrieval.encoders import open_encoder
 from icl_jax.retrieval.vectors import normalise
 from icl_jax.sharding import make_mesh
 
-pytestmark = pytest.mark.xdist_group("torch")  # one import of all this takes 14 s
-
 RNG = np.random.default_rng(0)
 WORDS = ["river", "Kersk", "born", "mill", "old", "in", "the", "Café", "1984", "bridge", ",", "!"]
 TEXTS = [" ".join(RNG.choice(WORDS, RNG.integers(0, 9))) for _ in range(29)]

@@ -32,8 +32,6 @@ from tests.evaluation.small import roberta_folder
 from tests.evaluation.sts_data import write_senteval
 from tests.retrieval.test_find_related import ROOT, write_corpus
 
-pytestmark = pytest.mark.xdist_group("table1")  # one of the workers makes the experiment
-
 
 def make_config(folder):
     """A published model, here a random one with its tokenizer, and a corpus with neighbours."""

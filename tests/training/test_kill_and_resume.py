@@ -83,6 +83,7 @@ def final_params(workdir, state):
     return checkpoint.restore_from(str(workdir), like)
 
 
+@pytest.mark.slow
 def test_a_killed_run_ends_with_the_weights_of_an_undisturbed_one(undisturbed, tmp_path):
     run = Run(tmp_path)
     run.wait_for(run.writing)

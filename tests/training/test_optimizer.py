@@ -52,7 +52,6 @@ def test_biases_and_norms_do_not_decay_and_all_else_does(model):
     assert any("norm.scale" in name for name in kept) and any("mlp.up.bias" in n for n in kept)
 
 
-@pytest.mark.xdist_group("torch")
 def test_the_updates_are_those_of_pytorch():
     torch = pytest.importorskip("torch")
     rng = np.random.default_rng(0)
