@@ -1,6 +1,7 @@
-"""What is wrong with a flag that overrides a field of a config, told in one line."""
+"""What is wrong with a command, told in one line: a flag, a field of its config, a stage."""
 
 from collections.abc import Sequence
+import contextlib
 import dataclasses
 import difflib
 import functools
@@ -10,6 +11,22 @@ import sys
 import typing
 
 from absl import flags
+
+from icl_jax.config import ConfigError, StageError, StoppedError
+
+
+@contextlib.contextmanager
+def ends_in_one_line():
+    """What stops an experiment is told in one line; a signal that it noted itself, not again."""
+    try:
+        yield
+    except (ConfigError, StageError) as error:
+        stop(str(error))
+    except StoppedError:
+        pass  # it said so
+    except KeyboardInterrupt:
+        print("\nstopped; the same command goes on from what was finished", file=sys.stderr)
+        sys.exit(130)
 
 
 def parse_flags(argv: Sequence[str], name: str, config: object) -> list[str]:

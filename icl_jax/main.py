@@ -6,16 +6,15 @@ python -m icl_jax.main --config=configs/NAME.py [--config.FIELD=value ...] --wor
 from collections.abc import Sequence
 import logging
 from pathlib import Path
-import sys
 
 from absl import app, flags
 from absl import logging as absl_logging
 from etils import epath
 from ml_collections import config_flags
 
-from icl_jax.config import ConfigError, ExperimentConfig, StageError, StoppedError
+from icl_jax.config import ExperimentConfig
 from icl_jax.experiment.stages import STAGES, default_stages, run_stages
-from icl_jax.flag_errors import parse_config_flags, stop
+from icl_jax.flag_errors import ends_in_one_line, parse_config_flags, stop
 
 _CONFIG = config_flags.DEFINE_config_file(
     "config", None, "A file of configs/; --config.FIELD=value overrides any of its fields."
@@ -49,15 +48,8 @@ def main(argv: Sequence[str]) -> None:
     unknown = [stage for stage in stages if stage not in STAGES]
     if unknown or not stages:
         stop(f"unknown stage '{', '.join(unknown)}' in --stages; there are: {', '.join(STAGES)}")
-    try:
+    with ends_in_one_line():
         run_stages(config, epath.Path(_WORKDIR.value), stages)
-    except (ConfigError, StageError) as error:
-        stop(str(error))
-    except StoppedError:
-        pass  # it said so
-    except KeyboardInterrupt:
-        print("\nstopped; the same command goes on from what was finished", file=sys.stderr)
-        sys.exit(130)
 
 
 if __name__ == "__main__":

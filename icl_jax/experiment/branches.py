@@ -11,6 +11,7 @@ from etils import epath
 
 from icl_jax.config import BranchesConfig, ConfigError, DataConfig, ExperimentConfig
 from icl_jax.retrieval.design_folders import BRANCHES
+from icl_jax.training.run_record import last_step
 
 REGULAR, TRUNK = "regular", "trunk"  # the arms that are none of the design's
 
@@ -41,8 +42,7 @@ def trunk_config(config: ExperimentConfig) -> ExperimentConfig:
 
 def trunk_checkpoint(config: ExperimentConfig, workdir: epath.Path) -> str:
     """Where branches begin: at the trunk, or where a trunk with nothing to do would begin."""
-    finished = (workdir / "checkpoints").glob("*")
-    has_own = has_trunk(config) and any(path.name.isdigit() for path in finished)
+    has_own = has_trunk(config) and last_step(workdir) is not None
     return str(workdir) if has_own else config.training.start_from
 
 

@@ -11,15 +11,14 @@ from collections.abc import Sequence
 import dataclasses
 import functools
 import logging
-import sys
 
 from absl import app, flags
 from absl import logging as absl_logging
 from etils import epath
 from ml_collections import config_flags
 
-from icl_jax.config import ConfigError, ExperimentConfig, StageError, StoppedError
-from icl_jax.flag_errors import parse_config_flags, stop
+from icl_jax.config import ExperimentConfig
+from icl_jax.flag_errors import ends_in_one_line, parse_config_flags, stop
 
 CONFIG = "configs/roberta_base_knn_tapt.py:all"
 
@@ -43,19 +42,12 @@ def main(argv: Sequence[str]) -> None:
     config.evaluation = dataclasses.replace(config.evaluation, data=data, tasks=tasks)
     from icl_jax.studies import table1_runs  # a wrong flag is told without waiting for JAX
 
-    try:
+    with ends_in_one_line():
         if flags.FLAGS["dry_run"].value:
             table1_runs.check(config)
             print(table1_runs.list_runs(config, epath.Path(workdir)))
         else:
             table1_runs.run_table1(config, epath.Path(workdir))
-    except (ConfigError, StageError) as error:
-        stop(str(error))
-    except StoppedError:
-        pass  # it said so
-    except KeyboardInterrupt:
-        print("\nstopped; the same command goes on from what was finished", file=sys.stderr)
-        sys.exit(130)
 
 
 if __name__ == "__main__":

@@ -21,6 +21,7 @@ from icl_jax.studies.table1_report import (
     make_numbers,
     scores_of,
 )
+from icl_jax.training.run_record import last_step
 
 
 def run_table1(config: ExperimentConfig, workdir: epath.Path) -> dict:
@@ -105,9 +106,8 @@ def list_runs(config: ExperimentConfig, workdir: epath.Path) -> str:
 
 
 def _state(workdir: epath.Path) -> str:
-    names = [path.name for path in (workdir / "checkpoints").glob("*") if path.name.isdigit()]
-    if not names:
+    step = last_step(workdir)
+    if step is None:
         return "not begun"
-    step = max(names, key=int)
     evaluated = (workdir / "evaluation" / f"{step}.json").exists()
     return f"step {step}{', evaluated' * evaluated}"
