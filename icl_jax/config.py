@@ -91,7 +91,7 @@ class LinearAttentionConfig:
     embedding_rank: int | None = None  # r
     position_rank: int | None = None
     tie_head: bool = True  # logits from the vocabulary matrix; a convolution has none to tie to
-    dtype: str = "float32"
+    dtype: str = "float32"  # float64 under jax.enable_x64, as `theory` measures
     scan_layers: bool = False
     remat: str = "none"
 

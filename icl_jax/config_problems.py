@@ -8,6 +8,7 @@ ACTIVATIONS = ("gelu", "gelu_new", "relu", "silu")
 POSITIONS = ("learned", "sinusoidal", "linear", "none", "alibi", "rotary")
 REMAT_POLICIES = ("none", "dots", "full")
 DTYPES = ("float32", "bfloat16")
+ANALYSED_DTYPES = (*DTYPES, "float64")  # what theory computes in, under jax.enable_x64
 EMBEDDINGS = ("vocabulary", "convolution")
 OBJECTIVES = ("next_token", "masked_token")
 SCHEDULES = ("constant", "linear", "cosine")
@@ -34,14 +35,14 @@ MAX_SHARD_MEGABYTES = 512  # a worker holds a whole shard
 MAX_SEED = 2**32 - 1  # of numpy.random.RandomState
 
 
-def network_problems(config) -> list[str]:
+def network_problems(config, dtypes: tuple[str, ...] = DTYPES) -> list[str]:
     found: list[str] = []
     require_positive(
         found, config, "vocab_size", "context_length", "num_layers", "embed_dim", "num_heads",
         "head_dim", "embedding_rank", "position_rank",
     )  # fmt: skip
     require_choice(found, "position", config.position, POSITIONS)
-    require_choice(found, "dtype", config.dtype, DTYPES)
+    require_choice(found, "dtype", config.dtype, dtypes)
     require_choice(found, "remat", config.remat, REMAT_POLICIES)
     if config.head_dim is None and config.num_heads > 0 and config.embed_dim % config.num_heads:
         found.append(
@@ -88,7 +89,7 @@ def roberta_problems(config) -> list[str]:
 
 
 def linear_attention_problems(config) -> list[str]:
-    found = network_problems(config)
+    found = network_problems(config, ANALYSED_DTYPES)
     require_choice(found, "embedding", config.embedding, EMBEDDINGS)
     require_positive(found, config, "input_dim", "kernel_size")
     if config.position in ("alibi", "rotary"):

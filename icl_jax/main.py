@@ -13,8 +13,11 @@ from etils import epath
 from ml_collections import config_flags
 
 from icl_jax.config import ExperimentConfig
+from icl_jax.config_tree import find_problems
 from icl_jax.experiment.stages import STAGES, default_stages, run_stages
 from icl_jax.flag_errors import ends_in_one_line, parse_config_flags, stop
+from icl_jax.theory.architecture import imbalance
+from icl_jax.theory.network_shape import shape_of
 
 _CONFIG = config_flags.DEFINE_config_file(
     "config", None, "A file of configs/; --config.FIELD=value overrides any of its fields."
@@ -49,7 +52,21 @@ def main(argv: Sequence[str]) -> None:
     if unknown or not stages:
         stop(f"unknown stage '{', '.join(unknown)}' in --stages; there are: {', '.join(STAGES)}")
     with ends_in_one_line():
+        if "train" in stages:
+            _note_imbalance(config)
         run_stages(config, epath.Path(_WORKDIR.value), stages)
+
+
+def _note_imbalance(config: ExperimentConfig) -> None:
+    """One line, by the first process, about a network whose shape wastes parameters."""
+    if find_problems(config.model):
+        return  # the stage stops on them
+    note = imbalance(shape_of(config.model))
+    if note:
+        import jax  # a wrong flag is told without waiting for it
+
+        if jax.process_index() == 0:
+            print(note, flush=True)
 
 
 if __name__ == "__main__":

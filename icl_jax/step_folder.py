@@ -98,7 +98,7 @@ def alone_in(path: Path):
         yield  # the lock ends with the process, however that ends
 
 
-def write_json(path: Path, value: dict) -> None:
+def write_json(path: Path, value: dict | list) -> None:
     """Writes a JSON file that is either whole or not there."""
     with beside(path) as partial:
         partial.write_text(json.dumps(value, indent=2) + "\n")

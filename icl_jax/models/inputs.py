@@ -7,6 +7,11 @@ import numpy as np
 from icl_jax.config import ModelConfig
 
 
+def parameter_dtype(dtype: str) -> jnp.dtype:
+    """What parameters and logits are kept in where the network computes in `dtype`."""
+    return jnp.float64 if dtype == "float64" else jnp.float32
+
+
 def position_limit(config: ModelConfig) -> int | None:
     """How many positions the model has; None: no limit."""
     return config.context_length if config.position == "learned" else None
@@ -19,9 +24,9 @@ def check_tokens(tokens, group, vocab_size: int, limit: int | None):
     return jnp.asarray(tokens, jnp.int32), check_group(group, tokens.shape, limit)
 
 
-def check_raw(raw, kernel_size: int, input_dim: int):
-    """The float32 input of a convolution, and the (batch, time) that it makes."""
-    raw = jnp.asarray(raw, jnp.float32)
+def check_raw(raw, kernel_size: int, input_dim: int, dtype: str):
+    """The input of a convolution, and the (batch, time) that it makes."""
+    raw = jnp.asarray(raw, parameter_dtype(dtype))
     if raw.ndim != 3 or raw.shape[2] != input_dim or raw.shape[1] % kernel_size:
         raise ValueError(
             f"inputs of a convolution must be (batch, a multiple of kernel_size {kernel_size}, "
@@ -64,13 +69,13 @@ def check_token_types(token_types, shape: tuple[int, int], rows: int):
     return jnp.asarray(token_types, jnp.int32)
 
 
-def check_sentences(sentence, association, shape: tuple[int, int, int]):
+def check_sentences(sentence, association, shape: tuple[int, int, int], dtype: str):
     """Sentence marks and the pair (a, b) of the sentence association as arrays."""
     if sentence is None or association is None:
         raise ValueError("sentence association needs both `sentence` and `association`")
     _check_integers("sentence", sentence, shape[:2])
     _check_range("sentence marks", sentence, 3, "1 is the first, 2 the second, 0 neither")
-    association = jnp.asarray(association, jnp.float32)
+    association = jnp.asarray(association, parameter_dtype(dtype))
     if association.shape != (2, shape[2]):
         raise ValueError(f"association must be (2, {shape[2]}): a and b, got {association.shape}")
     return jnp.asarray(sentence, jnp.int32), association

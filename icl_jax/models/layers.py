@@ -13,6 +13,7 @@ import jax.numpy as jnp
 from icl_jax.config import ModelConfig, TransformerConfig, head_dim, mlp_dim
 from icl_jax.models import attention
 from icl_jax.models.attention import Cache, Place
+from icl_jax.models.inputs import parameter_dtype
 from icl_jax.sharding import constrain, platform
 
 ACTIVATIONS: dict[str, Callable[[jax.Array], jax.Array]] = {
@@ -135,9 +136,10 @@ class Table(nnx.Module):
 def vocabulary_logits(
     x_BTD: jax.Array, rows_VD: jax.Array, bias_V: jax.Array | None, dtype: str
 ) -> jax.Array:
-    """x rows^T + bias in float32, the products in `dtype`."""
+    """x rows^T + bias in float32 (of float64 in float64), the products in `dtype`."""
     x = x_BTD.reshape(-1, x_BTD.shape[-1]).astype(dtype)
-    y = jnp.einsum("nd,vd->nv", x, rows_VD.astype(dtype), preferred_element_type=jnp.float32)
+    kept = parameter_dtype(dtype)
+    y = jnp.einsum("nd,vd->nv", x, rows_VD.astype(dtype), preferred_element_type=kept)
     y = constrain(y.reshape(*x_BTD.shape[:-1], -1), "batch", None, "vocab")
     return y if bias_V is None else y + bias_V
 

@@ -38,6 +38,8 @@ class LinearAttention(nnx.Module):
 
     def __init__(self, config: LinearAttentionConfig, *, rngs: nnx.Rngs):
         validate(config)
+        if config.dtype == "float64" and not jax.config.jax_enable_x64:
+            raise ValueError("dtype float64 needs `with jax.enable_x64(True):` around the network")
         self.config = dataclasses.replace(config)
         if config.embedding == "vocabulary":
             self.embedding = Table(
@@ -50,7 +52,7 @@ class LinearAttention(nnx.Module):
         self.head = None if config.tie_head else untied_head(config, config.embed_dim**-0.5, rngs)
 
     def __call__(self, tokens, group=None, *, sentence=None, association=None) -> jax.Array:
-        """Float32 logits (batch, time, vocabulary): the vocabulary matrix times the last layer."""
+        """Logits (batch, time, vocabulary): the vocabulary matrix times the last layer."""
         with use_mesh_of(self):
             return self._forward(*self._check(tokens, group, sentence, association))
 
@@ -64,7 +66,7 @@ class LinearAttention(nnx.Module):
             return self._encode(*self._check(tokens, group, sentence, association))
 
     def logits(self, hidden_BTD: jax.Array) -> jax.Array:
-        """Float32 logits of the last layer."""
+        """Logits of the last layer: float32, or float64 in a network of that."""
         return vocabulary_logits(*self.vocabulary(hidden_BTD), self.config.dtype)
 
     def vocabulary(self, hidden_BTD: jax.Array) -> tuple[jax.Array, jax.Array, None]:
@@ -77,11 +79,12 @@ class LinearAttention(nnx.Module):
             inputs, group = check_tokens(inputs, group, config.vocab_size, position_limit(config))
             shape = inputs.shape
         else:
-            inputs, shape = check_raw(inputs, config.kernel_size, config.input_dim)
+            inputs, shape = check_raw(inputs, config.kernel_size, config.input_dim, config.dtype)
             group = check_group(group, shape, position_limit(config))
         if sentence is None and association is None:
             return inputs, group, None, None
-        return inputs, group, *check_sentences(sentence, association, (*shape, config.embed_dim))
+        shape = (*shape, config.embed_dim)
+        return inputs, group, *check_sentences(sentence, association, shape, config.dtype)
 
     @jax.jit
     def _forward(self, inputs, group_BT, sentence_BT, association_2D) -> jax.Array:

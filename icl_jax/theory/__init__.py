@@ -1,0 +1,1 @@
+"""What the papers prove about these networks, as numbers: separation ranks, and shapes."""

@@ -1,0 +1,125 @@
+"""How much a function of two sets of variables mixes them: its separation rank, on a grid.
+
+The separation rank (Levine et al. 2022, eq. 6) is the fewest products g(A) g'(B) that sum up to
+y(A, B). On a grid, y is a matrix: a row for each point of A, a column for each of B. Its rank never
+exceeds the separation rank (Levine et al. 2020, claim 1), and reaches it where there are enough
+points in general position. `epsilon_rank.py` has the rank up to an error, `exact_rank.py` the
+separation rank itself, for tiny networks.
+"""
+
+from collections.abc import Callable, Sequence
+import itertools
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+_ROWS_AT_ONCE = 32
+
+
+class NumericalRank(NamedTuple):
+    """How many singular values are above the tolerance, and how sure that is."""
+
+    rank: int
+    gap: float  # the last singular value that counts, over the first that does not; inf: none left
+    tolerance: float  # of the equilibrated matrix
+    singular_values: np.ndarray  # of the equilibrated matrix, largest first
+
+
+def grid_matrix(function: Callable, rows, columns) -> np.ndarray:
+    """function(row, column) for every pair, in float64.
+
+    `rows` and `columns` are arrays of points, or trees of them. What depends on the row alone, as a
+    gradient step on the first sentence does, is computed once a row.
+    """
+    with jax.enable_x64(True):
+
+        @jax.jit
+        def evaluate(rows, columns):
+            def one_row(row):
+                return jax.vmap(lambda column: function(row, column))(columns)
+
+            return jax.lax.map(one_row, rows, batch_size=_ROWS_AT_ONCE)
+
+        rows, columns = jax.tree.map(_as_float64, (rows, columns))
+        return np.asarray(evaluate(rows, columns), np.float64)
+
+
+def grid_tensor(function: Callable, templates, order: int) -> np.ndarray:
+    """function(x_1, ..., x_order) with every x_i one of the templates: an axis for each variable.
+
+    The function takes one array (order, ...); Levine et al. 2020, B.1.2.
+    """
+    with jax.enable_x64(True):
+        templates = _as_float64(templates)
+        places = np.array(list(itertools.product(range(len(templates)), repeat=order)))
+        values = jax.jit(lambda points: jax.lax.map(function, points, batch_size=1024))(
+            templates[places]
+        )
+        return np.asarray(values, np.float64).reshape((len(templates),) * order)
+
+
+def matricise(tensor: np.ndarray, rows: Sequence[int]) -> np.ndarray:
+    """The tensor as a matrix: the axes `rows` against all others, both in rising order."""
+    rows = sorted(rows)
+    if not rows or len(set(rows)) != len(rows) or not set(rows) < set(range(tensor.ndim)):
+        raise ValueError(
+            f"rows must be some, not all, of the axes 0 to {tensor.ndim - 1}, got {rows}"
+        )
+    columns = [axis for axis in range(tensor.ndim) if axis not in rows]
+    count = int(np.prod([tensor.shape[axis] for axis in rows]))
+    return tensor.transpose(*rows, *columns).reshape(count, -1)
+
+
+def numerical_rank(matrix: np.ndarray) -> NumericalRank:
+    """The rank of a float64 matrix whose entries are exact up to rounding.
+
+    Rows and columns are first scaled to like size (`equilibrate`), which leaves the rank as it is.
+    A singular value counts if it is above 4 max(m, n) 2^-52 of the largest: four times what the
+    rounding of every entry can come to. A `gap` near 1 says that the values fall off smoothly
+    through the tolerance: the rank is then what float64 can see, a lower bound.
+    """
+    scaled = equilibrate(check_matrix(matrix))
+    values = np.linalg.svd(scaled, compute_uv=False)
+    tolerance = 4 * max(matrix.shape) * np.finfo(np.float64).eps * values[0]
+    rank = int((values > tolerance).sum())
+    rest = values[rank] if rank < len(values) else 0.0
+    gap = float(values[rank - 1] / rest) if rank and rest > 0 else np.inf
+    return NumericalRank(rank, gap, float(tolerance), values)
+
+
+def equilibrate(matrix: np.ndarray, sweeps: int = 50) -> np.ndarray:
+    """Rows and columns times positive numbers, so that in each the entries' sizes sum up alike.
+
+    Neither rank nor relative errors of entries change (Sinkhorn's scaling of |matrix|).
+    """
+    scaled = np.array(matrix, np.float64)
+    # The exponents first: a polynomial of degree 81 has entries far apart.
+    for axis in (0, 1):
+        sizes = np.abs(scaled).max(axis, keepdims=True)
+        scaled /= np.where(sizes > 0, sizes, 1.0)
+    for _ in range(sweeps):
+        for axis in (0, 1):
+            sums = np.abs(scaled).sum(axis, keepdims=True)
+            scaled /= np.where(sums > 0, sums / scaled.shape[axis], 1.0)
+    return scaled
+
+
+def check_matrix(matrix: np.ndarray) -> np.ndarray:
+    """The matrix as float64; stops on what no rank can be taken of."""
+    matrix = np.asarray(matrix, np.float64)
+    if matrix.ndim != 2 or matrix.size == 0:
+        raise ValueError(f"a rank is that of a matrix with rows and columns, got {matrix.shape}")
+    if not np.isfinite(matrix).all():
+        wrong = tuple(int(place) for place in np.argwhere(~np.isfinite(matrix))[0])
+        raise ValueError(
+            f"the matrix must be finite, got {matrix[wrong]} at {wrong}; a network of depth L is a "
+            "polynomial of degree 3^L: take smaller templates or weights"
+        )
+    return matrix
+
+
+def _as_float64(points) -> jax.Array:
+    points = np.asarray(points)
+    return jnp.asarray(points if np.issubdtype(points.dtype, np.integer) else points.astype(float))
