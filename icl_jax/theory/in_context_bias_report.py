@@ -18,7 +18,7 @@ _STYLE = {
     "axes.titlelocation": "left", "axes.titlesize": 9.5, "legend.frameon": False,
     "legend.fontsize": 7.5,
 }  # fmt: skip
-_TITLES = {"positive": "positive weights, as theorem 1 asks", "normal": "normal weights"}
+_TITLES = {"positive": "positive weights (theorem 1)", "normal": "normal weights"}
 
 
 def write_report(settings: dict, found: list[dict], folder: Path) -> str:

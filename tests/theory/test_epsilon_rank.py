@@ -24,7 +24,7 @@ def test_the_epsilon_rank_lies_between_1_and_the_rank(epsilon):
 
 
 def test_less_error_needs_more_rank():
-    found = [epsilon_rank(kernel(), epsilon) for epsilon in (0.3, 0.03, 0.003, 3e-5)]
+    found = [epsilon_rank(kernel(), epsilon) for epsilon in (0.3, 0.03, 0.003, 1e-6)]
     assert [bounds.lower for bounds in found] == sorted(bounds.lower for bounds in found)
     assert found[0].upper < found[-1].lower
     assert found[-1].lower == found[-1].upper == 10

@@ -103,13 +103,17 @@ def test_without_a_step_the_first_sentence_is_forgotten():
 
 def test_a_clipped_gradient_is_no_longer_than_its_weights():
     with jax.enable_x64(True):
-        model, a = balance(network(num_layers=3), FIRST), jnp.asarray(3 * A)
-        stepped = gradient_step(model, FIRST, 0.01, a, clip=1.0)
+        model, a = balance(network(num_layers=3), FIRST), jnp.asarray(3 * np.ones(2))
         weights = model.embedding.rows[...]
-        moved = jnp.linalg.norm(stepped["embedding"]["rows"][...] - weights)
-        np.testing.assert_allclose(moved, 0.01 * jnp.linalg.norm(weights), rtol=1e-9)
-        plain = gradient_step(model, FIRST, 0.01, a)
-        assert jnp.linalg.norm(plain["embedding"]["rows"][...] - weights) > moved
+
+        def moved(clip):
+            stepped = gradient_step(model, FIRST, 0.01, a, clip)
+            return jnp.linalg.norm(stepped["embedding"]["rows"][...] - weights)
+
+        limit = 0.01 * jnp.linalg.norm(weights)
+        assert moved(None) > limit
+        np.testing.assert_allclose(moved(1.0), limit, rtol=1e-9)
+        np.testing.assert_allclose(moved(1e30), moved(None), rtol=1e-9)
 
 
 def test_a_balanced_network_has_unit_output_and_the_same_rank_in_context():
