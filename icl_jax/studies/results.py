@@ -4,8 +4,8 @@ python -m icl_jax.studies.results --page=docs/results.md NAME=WORKDIR [NAME=WORK
 
 What stands in the page between `<!-- NAME -->` and `<!-- /NAME -->` is made anew: of one workdir
 what its branches came to; of several, a line for each arm and a column for each workdir; and of
-rounds or of a table 1 what those wrote. The figure is copied to docs/figures/NAME.png (--figures),
-and shown in that place unless the page shows it elsewhere.
+rounds, of a table 1 and of whatever wrote a NAME.md and NAME.png, that. The figure is copied to
+docs/figures/NAME.png (--figures), and shown in that place unless the page shows it elsewhere.
 """
 
 import argparse
@@ -34,7 +34,7 @@ def fill_page(page: Path, figures: Path, blocks: dict[str, list[Path]]) -> None:
             raise ConfigError(
                 f"{page} has no place for {name}: <!-- {name} --> and <!-- /{name} -->"
             )
-        made, figure = make_block(workdirs)
+        made, figure = make_block(name, workdirs)
         file = figures / f"{name}.png"
         if figure:
             figures.mkdir(exist_ok=True)
@@ -48,12 +48,15 @@ def fill_page(page: Path, figures: Path, blocks: dict[str, list[Path]]) -> None:
         partial.write_text(text)
 
 
-def make_block(workdirs: list[Path]) -> tuple[str, Path | None]:
-    """Tables and sentences of an experiment, or of several that differ in the seed; its figure."""
+def make_block(name: str, workdirs: list[Path]) -> tuple[str, Path | None]:
+    """Tables and sentences of an experiment, or of several that differ in the seed; its figure.
+
+    A workdir that has a page NAME.md of its own gives that.
+    """
     if len(workdirs) > 1:
         return _seeds_table([_read(workdir) for workdir in workdirs]), None
     (workdir,) = workdirs
-    for told in ("rounds", "table1"):
+    for told in (name, "rounds", "table1"):
         if (workdir / f"{told}.md").exists():
             text = TITLE.sub("", (workdir / f"{told}.md").read_text()).strip()
             return re.sub(r"(?m)^!\[.*\n?", "", text).strip(), _if_there(workdir / f"{told}.png")

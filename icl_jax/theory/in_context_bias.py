@@ -4,8 +4,8 @@ python -m icl_jax.theory.in_context_bias --to=FOLDER [--width=4] [--epsilon=0.01
 
 Measures the epsilon-sequential-separation rank of small random networks against depth, in context
 and after a gradient step at several learning rates, and the rank against that of the embedding.
-Writes `in_context_bias.md`, two figures and `measurements.json`; docs/theory.md says how to read
-them. Killed, the same command goes on.
+Writes tables and a figure of each (`in_context_bias.md`, `embedding_rank.md`, `.png`) and
+`measurements.json`; docs/theory.md says how to read them. Killed, the same command goes on.
 """
 
 import argparse

@@ -22,15 +22,18 @@ _TITLES = {"positive": "positive weights (theorem 1)", "normal": "normal weights
 
 
 def write_report(settings: dict, found: list[dict], folder: Path) -> str:
-    """Writes the page, the figures and the measurements; gives the page's text."""
+    """Writes the measurements, and tables and a figure of each part; gives the tables."""
     write_json(folder / "measurements.json", {"settings": settings, "measurements": found})
-    for name, draw in (("in_context_bias", _draw_bias), ("embedding_rank", _draw_ranks)):
+    parts = {"in_context_bias": (_bias, _draw_bias), "embedding_rank": (_ranks, _draw_ranks)}
+    texts = []
+    for name, (tell, draw) in parts.items():
         with matplotlib.rc_context(_STYLE), beside(folder / f"{name}.png") as partial:
             draw(settings, found).savefig(partial, format="png", metadata={"Software": None})
-    text = _page(settings, found)
-    with beside(folder / "in_context_bias.md") as partial:
-        partial.write_text(f"{text}\n")
-    return f"{text}\n\nwritten to {folder}: in_context_bias.md, .png, embedding_rank.png"
+        texts.append("\n".join(tell(settings, found)))
+        with beside(folder / f"{name}.md") as partial:
+            partial.write_text(f"{texts[-1]}\n")
+    written = ", ".join(f"{name}.md and .png" for name in parts)
+    return "\n\n".join([*texts, f"written to {folder}: {written}"])
 
 
 def curve(settings: dict, found: list[dict], weights: str, rate: float | None) -> list[dict]:
@@ -67,7 +70,7 @@ def measured_deficit(context: list[dict], other: list[dict]) -> str:
     return f"{depth - float(np.interp(rank, logs, depths)):.1f}"
 
 
-def _page(settings: dict, found: list[dict]) -> str:
+def _bias(settings: dict, found: list[dict]) -> list[str]:
     lines = [
         f"Epsilon-sequential-separation rank: width {settings['width']}, {settings['heads']} "
         f"heads, sentences of {settings['sentence_length']} words, epsilon "
@@ -83,7 +86,7 @@ def _page(settings: dict, found: list[dict]) -> str:
             points = curve(settings, found, weights, rate)
             rows.append([f"sequential, eta {rate:g}", *map(_span, points)])
         lines += ["", *(f"| {' | '.join(row)} |" for row in rows)]
-    return "\n".join([*lines, "", *_deficits(settings, found), "", *_ranks(settings, found)])
+    return [*lines, "", *_deficits(settings, found)]
 
 
 def _span(point: dict) -> str:

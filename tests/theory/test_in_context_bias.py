@@ -53,9 +53,9 @@ def test_the_report_has_a_line_for_every_learning_rate_and_two_figures(measured)
     text = write_report(vars(SMALL), found, folder)
     for expected in ("in context", "eta 1 |", "eta 1e-06", "| 1e-06 | 6.29 | more than 1 |"):
         assert expected in text
-    for name in ("in_context_bias.png", "embedding_rank.png"):
-        assert (folder / name).read_bytes().startswith(b"\x89PNG")
-    assert (folder / "in_context_bias.md").read_text() in f"{text}\n"
+    for name in ("in_context_bias", "embedding_rank"):
+        assert (folder / f"{name}.png").read_bytes().startswith(b"\x89PNG")
+        assert (folder / f"{name}.md").read_text() in f"{text}\n"
     assert json.loads((folder / "measurements.json").read_text())["measurements"] == found
 
 
