@@ -30,7 +30,7 @@ from icl_jax.config import (
 
 def get_config() -> ExperimentConfig:
     return ExperimentConfig(
-        batch_size=32,
+        batch_size=16,
         sequence_length=128,
         model=GPTConfig(
             vocab_size=8192, context_length=128, num_layers=4, embed_dim=192, num_heads=6

@@ -39,7 +39,7 @@ PADDING, MASK = 2, 3  # ids of a tokenizer that is trained here; 0 ends a text, 
 def get_config() -> ExperimentConfig:
     sentences = {"max_sentence_tokens": 64}
     return ExperimentConfig(
-        batch_size=32,
+        batch_size=16,
         sequence_length=128,
         model=RobertaConfig(
             vocab_size=8192,

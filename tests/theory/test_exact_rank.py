@@ -2,6 +2,7 @@
 
 import math
 
+from flax import nnx
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -11,7 +12,7 @@ from sympy.polys.rings import ring
 
 from icl_jax.theory import bounds
 from icl_jax.theory.exact_rank import degrees, exact_separation_rank, in_context_polynomial
-from icl_jax.theory.representations import in_context
+from icl_jax.theory.representations import balance, gradient_step, in_context, sequential
 from icl_jax.theory.separation_rank import grid_matrix, numerical_rank
 from tests.theory.small import FIRST, SECOND, network
 
@@ -44,6 +45,28 @@ def test_the_polynomial_has_the_values_of_the_network():
         )
     point = list(zip(polynomial.ring.gens, map(int, [*a, *b])))
     assert float(got) == pytest.approx(float(polynomial.evaluate(point)), rel=1e-12)
+
+
+@pytest.mark.parametrize("depth, width", [(1, 3), (2, 2)])
+def test_after_a_step_the_output_is_a_polynomial_in_b_and_its_coefficients_have_the_rank(
+    depth, width
+):
+    """One polynomial for each a, by the weights that a gave; every power of b can be told apart."""
+    points = np.random.default_rng(0).normal(size=(2, 24, width))
+    with jax.enable_x64(True):
+        model = balance(network(num_layers=depth, embed_dim=width), FIRST)
+        found = numerical_rank(grid_matrix(sequential(model, FIRST, SECOND, 0.1), *points))
+        graphdef, _ = nnx.split(model)
+        coefficients = []
+        for a in points[0][:14]:
+            stepped = nnx.merge(graphdef, gradient_step(model, FIRST, 0.1, jnp.asarray(a)))
+            polynomial = in_context_polynomial(stepped, [], SECOND)
+            assert degrees(polynomial) == {3**depth}
+            coefficients.append(dict(polynomial.terms()))
+    powers = sorted(set().union(*coefficients))
+    matrix = np.array([[float(row.get(power, 0)) for power in powers] for row in coefficients])
+    assert found.rank == numerical_rank(matrix).rank == len(powers)
+    assert math.log(len(powers)) == pytest.approx(bounds.sequential_exact_upper(depth, width))
 
 
 def test_the_rank_of_a_polynomial_is_that_of_its_coefficients():
