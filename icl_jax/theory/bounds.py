@@ -4,10 +4,15 @@ L20 is Levine et al. 2020 (depth-to-width, appendix), W21 Wies et al. 2021 (voca
 L22 Levine et al. 2022 (in-context bias). Nothing overflows: depth 96 at width 12,288 is fine.
 C(L) = (3^L - 1) / 2 is the number of sums over positions in a network of depth L; its output is a
 polynomial of degree 3^L = 2 C(L) + 1. What is ours and in no paper says so.
+
+The bounds by degree (L20 theorems 2 and 4, W21 theorem 1) do not depend on the number of positions.
+That holds with one vector a side, as sentence association has it, and not with many: see
+`tests/theory/test_many_positions.py`.
 """
 
 import math
 
+import numpy as np
 from scipy.special import betaln
 
 
@@ -65,21 +70,24 @@ def embedding_rank_upper(
     sep <= multiset(r + r_e, 3^L) multiset(4, 3^L) (3^L + 1)^(r + r_e), for a vocabulary of `vocab`
     words, or a convolution of that many raw numbers a position (M / N x d_input).
     """
-    _check(depth=depth, width=width, rank=rank, vocab=vocab or 1)
+    _check(depth=depth, width=width, rank=rank, vocab=width if vocab is None else vocab)
     if position_rank < 0:
         raise ValueError(f"position_rank must be 0 (no positions) or more, got {position_rank}")
-    kinds, degree = min(rank, width, vocab or width) + position_rank, 3**depth
+    kinds, degree = min(rank, width, width if vocab is None else vocab) + position_rank, 3**depth
     return log_multiset(kinds, degree) + log_multiset(4, degree) + kinds * math.log(degree + 1)
 
 
-def vocabulary_lower(depth: int, rank: int, heads: int) -> float:
-    """W21 theorem 2, vocabulary: multiset((r - 1 - H) / 2, 3^(L-2)); a long enough input."""
-    return log_multiset(_pairs(rank - 1, heads), _power(depth))
+def vocabulary_lower(depth: int, width: int, rank: int, heads: int) -> float:
+    """W21 theorem 2, vocabulary of r words: multiset((r - 1 - H) / 2, 3^(L-2)), for long inputs.
+
+    With as many words as `convolution_lower` has multisets, twice, that one holds (its lemma 6).
+    """
+    return log_multiset(_pairs(min(rank, width), heads + 1), _power(depth))
 
 
-def convolution_lower(depth: int, rank: int, heads: int) -> float:
+def convolution_lower(depth: int, width: int, rank: int, heads: int) -> float:
     """W21 theorem 2, convolution: multiset((r - H) / 2, 3^(L-2))."""
-    return log_multiset(_pairs(rank, heads), _power(depth))
+    return log_multiset(_pairs(min(rank, width), heads), _power(depth))
 
 
 def in_context_upper(depth: int, width: int, heads: int) -> float:
@@ -89,8 +97,9 @@ def in_context_upper(depth: int, width: int, heads: int) -> float:
 
 
 def in_context_exact_upper(depth: int, width: int) -> float:
-    """Ours: seq-sep in context <= binomial(d_x + C(L), d_x), which random networks reach.
+    """Ours: seq-sep in context <= binomial(d_x + C(L), d_x).
 
+    Networks with normal weights and heads of more than one number reach it.
     Every position but the last enters in pairs, so the degree in a is even, that in b odd, and both
     add up to 3^L. For each degree k in a the rank is at most the smaller number of monomials; over
     k = 0, 2, ..., 3^L - 1 that sums up to multiset(d_x, 0) + ... + multiset(d_x, C).
@@ -102,7 +111,8 @@ def in_context_exact_upper(depth: int, width: int) -> float:
 def in_context_lower(depth: int, width: int, heads: int) -> float:
     """L22 theorem 2: epsilon-seq-sep >= n^(1/4) / (2 sqrt(d + 1)), for some weights.
 
-    d = (d_x - H) / 2, n = multiset(d, 3^(L-2)), epsilon <= 1 / (4 n^2) (`lower_epsilon`).
+    d = (d_x - H) / 2, n = multiset(d, 3^(L-2)), epsilon <= 1 / (4 n^2) (`lower_epsilon`). Proved
+    for 3^(L-2) >= d > 5; the norm that lemma 15 needs is in reach at smaller sizes too (a test).
     """
     pairs = _pairs(width, heads)
     return 0.25 * log_multiset(pairs, _power(depth)) - math.log(2) - 0.5 * math.log(pairs + 1)
@@ -146,7 +156,7 @@ def sequential_upper(
         + (width - 1) * (math.log(25) + 0.5 * math.log(learning_rate) - math.log(width - 1))
         + 3 * sentence_length * math.log(2)
         + 4 * width * (1 + math.log(2 * width + degree))
-        - 2 * math.log1p(math.exp(min(log_share, 0.0)))
+        - 2 * float(np.logaddexp(0.0, log_share))
         - 2 * width * math.log(width)
     )
 
@@ -166,7 +176,7 @@ def sequential_conditions(
         broken.append(f"sentences must be shorter than the width {width}, got {sentence_length}")
     least = max(2 * (1 + learning_rate) * width / learning_rate, 2 * (1 + learning_rate) * width**2)
     if 3**depth <= least:
-        needed = math.floor(math.log(least, 3)) + 1
+        needed = next(layers for layers in range(depth, 10**4) if 3**layers > least)
         broken.append(f"3^depth must be above {least:.4g}: a depth of {needed}, got {depth}")
     return broken
 
@@ -181,7 +191,10 @@ def sequential_exact_upper(depth: int, width: int) -> float:
 
 
 def depth_deficit(learning_rate: float) -> float:
-    """L22: 0.5 log3(1 / eta), the layers by which theorem 1 and corollary 1 differ."""
+    """L22: 0.5 log3(1 / eta), the layers by which theorem 1 and corollary 1 differ.
+
+    Up to constants: in `sequential_upper`, which grows with 4 L, eta costs a quarter of these.
+    """
     if not 0 < learning_rate <= 1:
         raise ValueError(f"the learning rate must be above 0 and at most 1, got {learning_rate}")
     return 0.5 * math.log(1 / learning_rate, 3)
@@ -203,8 +216,8 @@ def _pairs(rank: int, heads: int) -> int:
     _check(rank=rank, heads=heads)
     if rank - heads < 2:
         raise ValueError(
-            f"the lower bounds need a width or rank at least 2 above the heads, got {rank} with "
-            f"{heads} heads"
+            f"the lower bounds need a width and rank at least 2 above {heads} (the heads; of a "
+            f"vocabulary one more), got {rank}"
         )
     return (rank - heads) // 2
 

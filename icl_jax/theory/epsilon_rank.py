@@ -19,6 +19,7 @@ import numpy as np
 
 from icl_jax.theory.separation_rank import check_matrix, equilibrate
 
+LEAST_EPSILON = 1e-11
 _ITERATIONS = 12  # more gain a rank or two
 
 
@@ -30,12 +31,16 @@ class EpsilonRank(NamedTuple):
 
 
 def epsilon_rank(matrix: np.ndarray, epsilon: float) -> EpsilonRank:
-    """Bounds of the epsilon-rank with relative errors, for 0 < epsilon < 1."""
-    if not 0 < epsilon < 1:
-        raise ValueError(f"epsilon must be between 0 and 1, got {epsilon}")
+    """Bounds of the epsilon-rank with relative errors, for LEAST_EPSILON <= epsilon < 1."""
+    if not LEAST_EPSILON <= epsilon < 1:
+        raise ValueError(
+            f"epsilon must be from {LEAST_EPSILON:g}, above what rounding does, to below 1, got "
+            f"{epsilon}"
+        )
     matrix = check_matrix(matrix)
     scaled = equilibrate(matrix)
-    lower = max(relative_lower(matrix, epsilon), relative_lower(scaled, epsilon))
+    least = int(matrix.any())  # no error below 1 makes an entry 0
+    lower = max(least, relative_lower(matrix, epsilon), relative_lower(scaled, epsilon))
     return EpsilonRank(lower, _least_rank_found(scaled, epsilon, lower))
 
 
@@ -81,16 +86,13 @@ def low_rank_within(matrix: np.ndarray, epsilon: float, rank: int) -> np.ndarray
 
 def _least_rank_found(matrix: np.ndarray, epsilon: float, lower: int) -> int:
     """Halves the ranks between a lower bound and the full one, which is always within."""
-    low, high = (
-        max(lower, 1) - 1,
-        min(matrix.shape),
-    )  # not found (or not tried) at low, found at high
-    if not matrix.any():
+    if lower == 0:
         return 0
-    while high - low > 1:
-        middle = (low + high) // 2
+    not_found, found = lower - 1, min(matrix.shape)
+    while found - not_found > 1:
+        middle = (not_found + found) // 2
         if low_rank_within(matrix, epsilon, middle) is None:
-            low = middle
+            not_found = middle
         else:
-            high = middle
-    return high
+            found = middle
+    return found

@@ -25,8 +25,12 @@ def in_context_polynomial(
     whole numbers (`analysed_network(weights="whole")`), or the coefficients grow long.
     """
     config = model.config
-    if config.causal or config.residual or config.position != "none" or config.scan_layers:
-        raise ValueError("the exact rank is of the plain analysed network: no mask, residual, scan")
+    plain = not (config.causal or config.residual or config.scan_layers)
+    if not plain or config.position != "none" or config.embedding != "vocabulary":
+        raise ValueError(
+            "the exact rank is of the plain analysed network with a vocabulary: no mask, residual, "
+            "positions or scan"
+        )
     width = config.embed_dim
     names = [f"{side}{n}" for side in "ab" for n in range(1, width + 1)]
     _, *variables = ring(names, QQ)

@@ -22,7 +22,7 @@ from tqdm import tqdm
 from icl_jax.config import ConfigError, LinearAttentionConfig
 from icl_jax.retrieval.show import ends_well
 from icl_jax.step_folder import StepFolder, alone_in, write_json
-from icl_jax.theory.epsilon_rank import epsilon_rank
+from icl_jax.theory.epsilon_rank import LEAST_EPSILON, epsilon_rank
 from icl_jax.theory.in_context_bias_report import write_report
 from icl_jax.theory.representations import (
     analysed_network,
@@ -61,8 +61,8 @@ class Settings:
         ]
         if self.heads > 0 and self.width % self.heads:
             found.append(f"heads must divide the width {self.width}, got {self.heads}")
-        if not 0 < self.epsilon < 1:
-            found.append(f"epsilon must be between 0 and 1, got {self.epsilon}")
+        if not LEAST_EPSILON <= self.epsilon < 1:
+            found.append(f"epsilon must be from {LEAST_EPSILON:g} to below 1, got {self.epsilon}")
         if not all(0 < rate <= 1 for rate in self.learning_rates):
             found.append(f"learning_rates must be above 0, at most 1, got {self.learning_rates}")
         if not 1 <= min(self.depths) <= max(self.depths) <= 4:
@@ -70,8 +70,17 @@ class Settings:
                 f"depths must be from 1 to 4, got {self.depths}: at 5 layers the polynomials are "
                 "of degree 243, beyond what float64 tells apart"
             )
+        if list(self.depths) != sorted(set(self.depths)):
+            found.append(f"depths must rise, got {self.depths}")
         if self.points < 8:
             found.append(f"points must be from 8, got {self.points}")
+        if min(self.ranks) < 1 or not 1 <= min(self.rank_widths) <= max(self.rank_widths) <= 6:
+            found.append(
+                f"ranks must be from 1 and rank_widths from 1 to 6, got {self.ranks} and "
+                f"{self.rank_widths}"
+            )
+        if not 1 <= self.rank_depth <= 2:
+            found.append(f"rank_depth must be 1 or 2, got {self.rank_depth}")
         return found
 
 

@@ -211,15 +211,17 @@ def _draw_bounds(axis, settings: dict) -> None:
 def _draw_ranks(settings: dict, found: list[dict]) -> Figure:
     figure = Figure(figsize=(6.4, 3.8), dpi=200, layout="constrained")
     axis, ranks, depth = figure.subplots(), settings["ranks"], settings["rank_depth"]
-    for width, marker, grey in zip(settings["rank_widths"], "osD^", ("0", "0.45", "0.65", "0.75")):
+    for width, marker, grey in zip(
+        settings["rank_widths"], "osD^vP", ("0", "0.4", "0.55", "0.65", "0.72", "0.78")
+    ):
         measured = [row["measured"] for row in found if row.get("width") == width]
         axis.plot(ranks, measured, f"{marker}-", color=grey, ms=5 + 0.7 * width, mfc="none",
                   label=f"measured, width {width}")  # fmt: skip
         upper = [math.exp(bounds.embedding_rank_upper(depth, width, r, None, 0)) for r in ranks]
         axis.plot(ranks, upper, "--", color=grey, lw=1.2, label=f"upper bound, width {width}")
         fits = [r for r in ranks if r <= width and r - 1 >= 2]  # heads 1: (r - H) / 2 >= 1
-        lower = [math.exp(bounds.convolution_lower(depth, r, 1)) for r in fits]
-        axis.plot(fits, lower, ":", color=grey, lw=1.2, label=f"lower bound, width {width}")
+        lower = [math.exp(bounds.convolution_lower(depth, width, r, 1)) for r in fits]
+        axis.plot(fits, lower, ":x", color=grey, lw=1.2, ms=4, label=f"lower bound, width {width}")
         axis.axvline(width, color=grey, lw=0.6, ls=(0, (1, 3)))
     axis.set(yscale="log", xlabel="rank r of the embedding", ylabel="separation rank",
              title=f"a rank below the width caps what width can do (depth {depth})")  # fmt: skip

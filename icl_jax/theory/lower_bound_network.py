@@ -33,6 +33,8 @@ def lower_bound_network(config: LinearAttentionConfig, sentence_length: int) -> 
     """Weights for which `in_context` of two sentences is <B_i, B_j>^(3^(L-2)) at the templates."""
     if config.num_layers < 2:
         raise ValueError(f"the construction needs a depth of at least 2, got {config.num_layers}")
+    if config.residual or config.causal:
+        raise ValueError("the construction is of the plain analysed network: no residual, no mask")
     pairs, words = pair_count(config), 2 * sentence_length
     graphdef, shapes = abstract(config)
     model = nnx.merge(graphdef, jax.tree.map(lambda shape: jnp.zeros(shape.shape), shapes))
@@ -82,6 +84,10 @@ def _add_up(block: nnx.Module, constant: int, words: int) -> None:
     """y = sum_j x_j / words: the scores are products of the constant, 1; the heads carry x over."""
     heads, size = block.query[...].shape[1:]
     width = block.query[...].shape[0]
+    if heads * size < constant + 1:
+        raise ValueError(
+            f"{constant + 1} coordinates must pass the heads, got {heads} heads of {size}"
+        )
     carried = [(n, n // size, n % size) for n in range(min(width, heads * size))]
     ones = [(constant, head, 0) for head in range(heads)]
     _set(block, query=ones, key=ones, value=carried, out=carried)
@@ -91,10 +97,6 @@ def _add_up(block: nnx.Module, constant: int, words: int) -> None:
 def _multiply(block: nnx.Module, pairs: int, constant: int, words: int) -> None:
     """y_0 = <a', b'>: each head multiplies its share of the pairs, all add into coordinate 0."""
     heads, size = block.query[...].shape[1:]
-    if pairs > heads * size:
-        raise ValueError(
-            f"{pairs} pairs need as many numbers in all heads together, got {heads} heads of {size}"
-        )
     placed = [(n, n // size, n % size) for n in range(pairs)]
     shifted = [(n + pairs, head, k) for n, head, k in placed]
     ones = [(constant, head, 0) for head in range(heads)]

@@ -160,7 +160,13 @@ def recommend(
     width = max(1, round(ideal.width / step)) * step
     layer = make_shape(1, width, vocab, rank, heads, head_dim)
     depth = max(1, round((params - layer.embedding_parameters) / layer.layer_parameters))
-    return dataclasses.replace(layer, depth=depth)
+    shape = dataclasses.replace(layer, depth=depth)
+    if not params / 2 <= shape.parameters <= 2 * params:
+        raise ConfigError(
+            f"no network of about {params:,.0f} parameters has such heads: the nearest width, "
+            f"{width:,}, makes {shape.parameters:,}; give fewer or smaller heads"
+        )
+    return shape
 
 
 def _check(params: float, least: Shape) -> None:

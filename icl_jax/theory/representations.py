@@ -13,7 +13,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from icl_jax.config import LinearAttentionConfig
+from icl_jax.config import LinearAttentionConfig, head_dim
 from icl_jax.models import abstract
 from icl_jax.models.attention import locate
 from icl_jax.models.linear_attention import LinearAttention
@@ -53,11 +53,13 @@ def analysed_network(
 
 
 def balance(model: LinearAttention, tokens: Sequence[int]) -> LinearAttention:
-    """The network with every layer's output scaled to a root mean square of 1 on a sentence.
+    """The same network, every layer's output scaled to a root mean square of 1 on a sentence.
 
     A layer is cubic: unscaled, a deep network's output is either next to nothing or beyond float64,
     and so is its gradient. No rank in context depends on the scale.
     """
+    if model.config.residual:
+        raise ValueError("a residual network is not scaled by its layers' outputs")
     x_BTD = model.embedding(np.array([list(tokens)]))
     for block in model.blocks:
         y_BTD = block(x_BTD, locate(x_BTD.shape[1], None))
@@ -149,13 +151,17 @@ def over_partition(
     A partition of the inputs as in Levine et al. 2020 and Wies et al. 2021: token ids for a
     vocabulary, raw vectors (one a position) for a convolution.
     """
-    positions = np.asarray(positions)
+    positions = list(positions)
 
     def output(at_positions: jax.Array, at_others: jax.Array) -> jax.Array:
         length = len(at_positions) + len(at_others)
+        if sorted(set(positions)) != sorted(positions) or not set(positions) <= set(range(length)):
+            raise ValueError(f"positions must be different ones of {length}, got {positions}")
+        if len(at_positions) != len(positions):
+            raise ValueError(f"expected {len(positions)} inputs, got {len(at_positions)}")
         others = np.setdiff1d(np.arange(length), positions)
         inputs = jnp.zeros((length, *at_positions.shape[1:]), at_positions.dtype)
-        inputs = inputs.at[positions].set(at_positions).at[others].set(at_others)
+        inputs = inputs.at[np.array(positions)].set(at_positions).at[others].set(at_others)
         return model.hidden(inputs[None])[0, 0, entry]
 
     return output
@@ -163,8 +169,7 @@ def over_partition(
 
 def _size(name: str, config: LinearAttentionConfig) -> float:
     """The deviation of a parameter, as `LinearAttention` draws it itself."""
-    width, heads = config.embed_dim, config.num_heads
-    size = config.head_dim or width // heads
+    width, heads, size = config.embed_dim, config.num_heads, head_dim(config)
     return {
         "query": width**-0.5 * size**-0.25,
         "key": width**-0.5 * size**-0.25,

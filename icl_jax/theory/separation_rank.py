@@ -76,12 +76,12 @@ def numerical_rank(matrix: np.ndarray) -> NumericalRank:
     """The rank of a float64 matrix whose entries are exact up to rounding.
 
     Rows and columns are first scaled to like size (`equilibrate`), which leaves the rank as it is.
-    A singular value counts if it is above 4 max(m, n) 2^-52 of the largest: four times what the
-    rounding of every entry can come to. A `gap` near 1 says that the values fall off smoothly
-    through the tolerance: the rank is then what float64 can see, a lower bound.
+    A singular value counts if it is above 4 max(m, n) 2^-52 of the largest: what errors of 4 units
+    in the last place of every entry can come to. A `gap` near 1 says that the values fall
+    off smoothly through the tolerance: the rank is then what float64 can see, no more.
     """
-    scaled = equilibrate(check_matrix(matrix))
-    values = np.linalg.svd(scaled, compute_uv=False)
+    matrix = check_matrix(matrix)
+    values = np.linalg.svd(equilibrate(matrix), compute_uv=False)
     tolerance = 4 * max(matrix.shape) * np.finfo(np.float64).eps * values[0]
     rank = int((values > tolerance).sum())
     rest = values[rank] if rank < len(values) else 0.0
@@ -94,16 +94,13 @@ def equilibrate(matrix: np.ndarray, sweeps: int = 50) -> np.ndarray:
 
     Neither rank nor relative errors of entries change (Sinkhorn's scaling of |matrix|).
     """
-    scaled = np.array(matrix, np.float64)
-    # The exponents first: a polynomial of degree 81 has entries far apart.
-    for axis in (0, 1):
-        sizes = np.abs(scaled).max(axis, keepdims=True)
-        scaled /= np.where(sizes > 0, sizes, 1.0)
-    for _ in range(sweeps):
+    sizes = np.abs(matrix)
+    scales = [np.ones((1, sizes.shape[1])), np.ones((sizes.shape[0], 1))]
+    for measure in (np.max, *[np.mean] * sweeps):  # the largest first: entries may lie far apart
         for axis in (0, 1):
-            sums = np.abs(scaled).sum(axis, keepdims=True)
-            scaled /= np.where(sums > 0, sums / scaled.shape[axis], 1.0)
-    return scaled
+            found = measure(sizes * scales[1 - axis], axis, keepdims=True) * scales[axis]
+            scales[axis] = scales[axis] / np.where(found > 0, found, 1.0)
+    return matrix * scales[1] * scales[0]  # two roundings of an entry, however many sweeps
 
 
 def check_matrix(matrix: np.ndarray) -> np.ndarray:

@@ -373,3 +373,11 @@ def test_only_the_first_process_tells_and_only_before_a_training(start, monkeypa
 
 def test_a_wrong_config_is_left_to_the_stage(start):
     assert start(ExperimentConfig(model=dataclasses.replace(UNBALANCED, num_layers=0))) == ""
+
+
+@pytest.mark.parametrize("heads", [{"heads": 5000}, {"head_dim": 3000}])
+def test_heads_that_no_network_of_the_budget_can_have_are_refused(heads):
+    with pytest.raises(
+        ConfigError, match="no network of about 5,000,000 parameters has such heads"
+    ):
+        recommend(5e6, **heads)

@@ -1,5 +1,6 @@
 """The bounds are the papers' formulas, hold where ranks are measured, and never overflow."""
 
+import itertools
 import math
 
 import jax
@@ -7,7 +8,8 @@ import numpy as np
 import pytest
 
 from icl_jax.theory import bounds
-from icl_jax.theory.representations import in_context, over_partition, sequential
+from icl_jax.theory.epsilon_rank import epsilon_rank
+from icl_jax.theory.representations import balance, in_context, over_partition, sequential
 from icl_jax.theory.separation_rank import grid_matrix, numerical_rank
 from tests.theory.small import FIRST, SECOND, network, raw_network
 
@@ -41,8 +43,8 @@ def test_the_formulas_are_those_of_the_papers():
         "L20 lower": (bounds.self_attention_lower(4, 8, 2), comb(3 + 9 - 1, 9)),
         "L22 theorem 2": (bounds.in_context_lower(4, 8, 2), comb(11, 9) ** 0.25 / (2 * 2)),
         "its epsilon": (bounds.lower_epsilon(4, 8, 2), 1 / (4 * comb(11, 9) ** 2)),
-        "W21 lower, convolution": (bounds.convolution_lower(4, 8, 2), comb(11, 9)),
-        "W21 lower, vocabulary": (bounds.vocabulary_lower(4, 9, 2), comb(11, 9)),
+        "W21 lower, convolution": (bounds.convolution_lower(4, 12, 8, 2), comb(11, 9)),
+        "W21 lower, vocabulary": (bounds.vocabulary_lower(4, 9, 12, 2), comb(11, 9)),
     }
     for name, (got, expected) in by_hand.items():
         assert got == pytest.approx(math.log(expected), rel=1e-12), name
@@ -68,6 +70,8 @@ def test_theorem_1_tells_which_of_its_conditions_is_broken():
         bounds.sequential_upper(depth=9, sentence_length=8, learning_rate=0.1, **sizes)
     with pytest.raises(ValueError, match=r"above 0, at most 1, got 2"):
         bounds.sequential_upper(depth=9, sentence_length=3, learning_rate=2, **sizes)
+    with pytest.raises(ValueError, match="above 243: a depth of 6, got 5"):
+        bounds.sequential_upper(5, 9, 3, 2, 0.5, 0.1)
     assert not bounds.sequential_conditions(9, 8, 2, 3, 0.1)
 
 
@@ -75,6 +79,17 @@ def test_a_smaller_learning_rate_lowers_the_sequential_bound_by_its_power():
     sizes = (24, 64, 4, 16)
     high, low = (bounds.sequential_upper(*sizes, rate, 0.01) for rate in (1e-2, 1e-4))
     assert high - low == pytest.approx(0.5 * 63 * math.log(100), rel=1e-9)
+
+
+def test_in_the_explicit_bound_the_learning_rate_costs_a_quarter_of_the_stated_deficit():
+    rate, width = 1e-4, 64
+
+    def bound(depth, rate):
+        return bounds.sequential_upper(depth, width, 4, 16, rate, 0.01)
+
+    layer = bound(31, 1.0) - bound(30, 1.0)
+    layers = (bound(30, 1.0) - bound(30, rate)) / layer
+    assert layers == pytest.approx(bounds.depth_deficit(rate) / 4, rel=0.05)
 
 
 def test_the_depth_deficit_is_about_six_layers_at_usual_learning_rates():
@@ -103,6 +118,12 @@ def test_nothing_overflows_at_the_size_of_gpt_3():
         bounds.sequential_upper(*sizes, 1024, 1e-4, 0.01, weight_ratio=1e6),
         bounds.residual_self_attention_upper(*sizes, 2048),
         bounds.residual_degree_upper(96, 12288),
+        bounds.self_attention_upper(96, 96, 128),
+        bounds.self_attention_lower(*sizes),
+        bounds.vocabulary_lower(96, 12288, 4096, 96),
+        bounds.convolution_lower(96, 12288, 4096, 96),
+        bounds.sequential_exact_upper(96, 12288),
+        bounds.lower_epsilon(*sizes),
         bounds.embedding_rank_upper(96, 12288, 12288, 50257),
     ]
     assert all(math.isfinite(bound) for bound in found)
@@ -114,7 +135,9 @@ def test_nothing_overflows_at_the_size_of_gpt_3():
     "call, message",
     [
         (lambda: bounds.in_context_lower(1, 8, 2), "at least 2, got 1"),
-        (lambda: bounds.in_context_lower(3, 8, 7), "above the heads, got 8 with 7 heads"),
+        (lambda: bounds.in_context_lower(3, 8, 7), r"at least 2 above 7 \(the heads.*got 8"),
+        (lambda: bounds.vocabulary_lower(3, 9, 5, 3), r"at least 2 above 4 \(the heads.*got 5"),
+        (lambda: bounds.embedding_rank_upper(3, 4, 2, vocab=0), "vocab must be.* from 1, got 0"),
         (lambda: bounds.in_context_upper(3, 8, 3), "heads must divide the width, got 3"),
         (lambda: bounds.degree_upper(0, 8), "depth must be a whole number from 1, got 0"),
         (lambda: bounds.degree_upper(3, 2.5), "width must be a whole number from 1, got 2.5"),
@@ -140,10 +163,12 @@ def points(count, *shape, seed=0):
 @pytest.mark.parametrize(
     "depth, width, heads", [(1, 2, 1), (1, 6, 3), (2, 2, 1), (2, 4, 2), (2, 3, 1)]
 )
-def test_ranks_in_context_lie_between_their_bounds(depth, width, heads):
+@pytest.mark.parametrize("length", [1, 3])
+def test_ranks_in_context_lie_between_their_bounds(depth, width, heads, length):
     with jax.enable_x64(True):
         model = network(num_layers=depth, embed_dim=width, num_heads=heads)
-        rank = measured(in_context(model, FIRST, SECOND), *points(100, width))
+        function = in_context(model, FIRST[:length], SECOND[:length])
+        rank = measured(function, *points(100, width))
     assert rank == pytest.approx(
         bounds.in_context_exact_upper(depth, width)
     )  # all of them reach it
@@ -154,19 +179,30 @@ def test_ranks_in_context_lie_between_their_bounds(depth, width, heads):
 
 
 @pytest.mark.parametrize("depth, width", [(1, 2), (1, 4), (2, 2)])
-@pytest.mark.parametrize("rate", [1.0, 1e-2])
-def test_ranks_after_a_step_are_below_the_number_of_powers_of_b(depth, width, rate):
+@pytest.mark.parametrize("heads, rate", [(1, 1.0), (2, 1e-2)])
+def test_ranks_after_a_step_are_below_the_number_of_powers_of_b(depth, width, heads, rate):
     with jax.enable_x64(True):
-        model = network(num_layers=depth, embed_dim=width)
+        model = network(num_layers=depth, embed_dim=width, num_heads=heads)
         rank = measured(sequential(model, FIRST, SECOND, rate), *points(48, width))
     assert rank <= bounds.sequential_exact_upper(depth, width) + ROUNDING
-    if not bounds.sequential_conditions(depth, width, 1, 1, rate):
-        assert rank <= bounds.sequential_upper(depth, width, 1, 1, rate, 0.5)
+
+
+def test_an_epsilon_rank_after_a_step_is_below_theorem_1():
+    """The smallest sizes that its conditions allow: width 3, 2 words, depth 4, eta 1."""
+    sizes, epsilon = {"depth": 4, "width": 3, "heads": 1, "sentence_length": 2}, 0.1
+    with jax.enable_x64(True):
+        model = balance(network("positive", num_layers=4, embed_dim=3), FIRST[:2])
+        function = sequential(model, FIRST[:2], SECOND[:2], 1.0, clip=1.0)
+        matrix = grid_matrix(function, *np.random.default_rng(0).uniform(0.5, 1.5, (2, 40, 3)))
+    lower = epsilon_rank(matrix, epsilon).lower
+    assert lower > 1
+    assert math.log(lower) <= bounds.sequential_upper(**sizes, learning_rate=1.0, epsilon=epsilon)
+    assert bounds.sequential_conditions(3, 3, 1, 2, 1.0)  # one layer less, and it does not hold
 
 
 @pytest.mark.parametrize("residual", [False, True])
 @pytest.mark.parametrize("depth, width, heads, length", [(1, 4, 2, 2), (2, 2, 1, 2), (2, 2, 1, 4)])
-def test_ranks_between_halves_of_the_input_lie_between_l20s_bounds(
+def test_ranks_between_halves_of_the_input_are_below_l20s_bounds(
     depth, width, heads, length, residual
 ):
     with jax.enable_x64(True):
@@ -181,6 +217,29 @@ def test_ranks_between_halves_of_the_input_lie_between_l20s_bounds(
         assert rank <= bounds.degree_upper(depth, width)
 
 
+@pytest.mark.parametrize("width, rank", [(5, None), (7, None), (7, 5)])
+def test_ranks_between_inputs_are_above_the_lower_bounds_of_l20_and_w21(width, rank):
+    """Depth 3: multisets of 3 out of 2 or 3 pairs. More than the grid has is more than enough."""
+    with jax.enable_x64(True):
+        model = raw_network(width, 3, rank)
+        matrix = grid_matrix(over_partition(model, [0]), *points(24, 1, width))
+    found, used = math.log(numerical_rank(matrix).rank), rank or width
+    lower = bounds.convolution_lower(3, width, used, 1)
+    assert lower == bounds.self_attention_lower(3, used, 1) >= math.log(4)
+    assert found >= lower
+
+
+def test_words_of_a_small_vocabulary_have_a_rank_between_w21s_bounds():
+    """3 words at 3 positions a side, every sequence of them: ids are the points of the grid."""
+    words = np.array(list(itertools.product(range(3), repeat=3)))
+    with jax.enable_x64(True):
+        model = network(vocab_size=3, embed_dim=4, num_layers=2)
+        found = numerical_rank(grid_matrix(over_partition(model, [0, 2, 4]), words, words)).rank
+    assert math.log(found) >= bounds.vocabulary_lower(2, 4, 4, 1)
+    assert math.log(found) <= bounds.embedding_rank_upper(2, 4, 4, vocab=3, position_rank=0)
+    assert 1 < found < len(words)
+
+
 @pytest.mark.parametrize("rank", [1, 2, 3, 4])
 def test_an_embedding_of_low_rank_caps_the_rank_whatever_the_width(rank):
     """Wies et al. 2021: between two vectors, width 3, and 5 raw numbers a position."""
@@ -192,4 +251,4 @@ def test_an_embedding_of_low_rank_caps_the_rank_whatever_the_width(rank):
     assert found == pytest.approx(bounds.in_context_exact_upper(depth, used))
     assert found <= bounds.embedding_rank_upper(depth, width, rank, 5, position_rank=0)
     if used > 2:
-        assert found >= bounds.convolution_lower(depth, used, 1) - ROUNDING
+        assert found >= bounds.convolution_lower(depth, width, used, 1) - ROUNDING

@@ -50,7 +50,7 @@ def test_no_change_within_the_error_goes_below_the_lower_bound(seed):
     changed = matrix + rng.choice([-1, 1], matrix.shape) * size
     for _ in range(200):
         u, s, vt = np.linalg.svd(changed)
-        assert s[lower - 1] > 0
+        assert s[lower - 1] > 1e-3 * s[0]
         low = (u[:, : lower - 1] * s[: lower - 1]) @ vt[: lower - 1]
         assert np.any(abs(low - matrix) > size)  # rank lower - 1 is not within
         changed = np.clip(low, matrix - size, matrix + size)
@@ -84,7 +84,13 @@ def test_lemma_10_by_weyl_and_lemma_11():
         eigenvalues_above(2 * matrix)
 
 
-@pytest.mark.parametrize("epsilon", [0, 1, -0.1])
+def test_an_error_of_nearly_everything_still_leaves_a_rank_of_1():
+    matrix = np.random.default_rng(0).normal(size=(60, 60))
+    assert relative_lower(matrix, 0.9) == 0
+    assert epsilon_rank(matrix, 0.9).lower == 1
+
+
+@pytest.mark.parametrize("epsilon", [0, 1e-15, 1, -0.1])
 def test_an_error_that_is_none_is_told(epsilon):
-    with pytest.raises(ValueError, match="between 0 and 1, got"):
+    with pytest.raises(ValueError, match="from 1e-11, above what rounding does, to below 1, got"):
         epsilon_rank(kernel(), epsilon)

@@ -78,8 +78,8 @@ def test_wrong_settings_stop_in_one_line(tmp_path):
     found = run("--heads=3", "--depths=1,7", "--epsilon=2")
     assert found.returncode == 1
     assert found.stderr == (
-        "error: heads must divide the width 4, got 3; epsilon must be between 0 and 1, got 2.0; "
-        "depths must be from 1 to 4, got (1, 7): at 5 layers the polynomials are of degree 243, "
-        "beyond what float64 tells apart\n"
+        "error: heads must divide the width 4, got 3; epsilon must be from 1e-11 to below 1, got "
+        "2.0; depths must be from 1 to 4, got (1, 7): at 5 layers the polynomials are of degree "
+        "243, beyond what float64 tells apart\n"
     )
     assert not list(tmp_path.iterdir())
