@@ -14,6 +14,7 @@ from ml_collections import config_flags
 
 from icl_jax.config import ExperimentConfig
 from icl_jax.config_tree import find_problems
+from icl_jax.distributed import join_job
 from icl_jax.experiment.stages import STAGES, default_stages, run_stages
 from icl_jax.flag_errors import ends_in_one_line, parse_config_flags, stop
 from icl_jax.theory.architecture import imbalance
@@ -30,6 +31,11 @@ _STAGES = flags.DEFINE_list(
     "names a corpus (design.corpus.files), after it evaluate where it names tasks "
     "(evaluation.tasks).",
 )
+_COORDINATOR = flags.DEFINE_string(
+    "coordinator", None, "Several processes: HOST:PORT of process 0. A TPU slice needs none of it."
+)
+_NUM_PROCESSES = flags.DEFINE_integer("num_processes", None, "How many processes.", lower_bound=1)
+_PROCESS_ID = flags.DEFINE_integer("process_id", None, "Which of them this one is, from 0.")
 
 
 def main(argv: Sequence[str]) -> None:
@@ -52,6 +58,7 @@ def main(argv: Sequence[str]) -> None:
     if unknown or not stages:
         stop(f"unknown stage '{', '.join(unknown)}' in --stages; there are: {', '.join(STAGES)}")
     with ends_in_one_line():
+        join_job(_COORDINATOR.value, _NUM_PROCESSES.value, _PROCESS_ID.value)
         if "train" in stages:
             _note_imbalance(config)
         run_stages(config, epath.Path(_WORKDIR.value), stages)

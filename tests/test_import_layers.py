@@ -13,6 +13,7 @@ LAYERS = [
         "config",
         "config_problems",
         "config_tree",
+        "distributed",
         "flag_errors",
         "sharding",
         "step_cost",

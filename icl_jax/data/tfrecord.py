@@ -6,6 +6,7 @@ payload. Every read verifies both CRCs.
 
 from collections.abc import Iterable, Iterator, Mapping
 import struct
+import uuid
 
 from etils import epath
 from google.protobuf import descriptor_pb2, descriptor_pool, message_factory
@@ -34,11 +35,15 @@ def damage(
 def write_records(path: epath.PathLike, records: Iterable[bytes]) -> None:
     """Writes a shard beside its place and renames it, so that no half shard is ever read."""
     path = epath.Path(path)
-    partial = path.parent / f"{path.name}.partial"
-    with partial.open("wb") as file:
-        for record in records:
-            file.write(frame(record))
-    partial.replace(path)
+    # Several hosts may make the same synthetic records at once: each writes a file of its own.
+    partial = path.parent / f"{path.name}.{uuid.uuid4().hex}.partial"
+    try:
+        with partial.open("wb") as file:
+            for record in records:
+                file.write(frame(record))
+        partial.replace(path)
+    finally:
+        partial.unlink(missing_ok=True)
 
 
 def frame(payload: bytes) -> bytes:

@@ -1,0 +1,106 @@
+"""The script of the hosts, run here with a home of its own: starts, reports, copies, stops."""
+
+import json
+from pathlib import Path
+import subprocess
+import sys
+import time
+
+import pytest
+
+from tests.launch.stand_in_gcloud import NOTHING_RUNS
+
+SCRIPT = Path(__file__).parents[2] / "launch" / "tpu_host.py"
+MAIN = """
+import json, sys, time
+json.dump(sys.argv[1:], open("got.json", "w"))
+print("train:  43%|####3     | 3/7 [00:01<00:02,  2.00step/s, loss 3.1]", flush=True)
+if "--wait" in sys.argv:
+    time.sleep(60)
+sys.exit(int(sys.argv[1]))
+"""
+
+
+@pytest.fixture
+def host(tmp_path, monkeypatch):
+    """Calls the script in a home where icl_jax.main is a small program."""
+    for folder in ("icl_jax_env/bin", "icl_jax_source/icl_jax", "icl_jax_runs", "bin", "bucket"):
+        (tmp_path / folder).mkdir(parents=True)
+    (tmp_path / "icl_jax_env/bin/python").symlink_to(sys.executable)
+    (tmp_path / "icl_jax_source/icl_jax/main.py").write_text(MAIN)
+    (tmp_path / "icl_jax_runs/installed.json").write_text('{"commit": "abc"}')
+    copy = "import shutil, sys\nshutil.copy(sys.argv[3], sys.argv[4])\n"
+    (tmp_path / "bin/gcloud").write_text(f"#!{sys.executable} -S\n{copy}")
+    (tmp_path / "bin/gcloud").chmod(0o755)
+    monkeypatch.setenv("HOME", str(tmp_path))
+    monkeypatch.setenv("PATH", f"{tmp_path}/bin")
+
+    def call(action: str, *words: str) -> dict:
+        command = [sys.executable, "-S", str(SCRIPT), action, "--run=my-tpu", *words]
+        done = subprocess.run(command, capture_output=True, text=True, check=True, cwd=tmp_path)
+        return json.loads(done.stdout.removeprefix("icl_jax_host "))
+
+    call.home = tmp_path
+    call.start = lambda *args: call("start", f"--logs={tmp_path}/bucket", "--", *args)
+    yield call
+    call("stop", "--grace=0")
+
+
+def until_exit(host) -> dict:
+    end = time.monotonic() + 10
+    while (report := host("report"))["state"] == "running" and time.monotonic() < end:
+        time.sleep(0.05)
+    return report
+
+
+def test_a_run_gets_its_arguments_and_reports_exit_step_and_log(host):
+    started = host.start("5", "two words", "it's", "--", '"$HOME"')
+    assert started["state"] == "running" and started["installed"] == "abc"
+    report = until_exit(host)
+    assert (report["state"], report["exit"], report["step"]) == ("exited", 5, [3, 7])
+    got = json.loads((host.home / "icl_jax_source/got.json").read_text())
+    assert got == report["arguments"] == ["5", "two words", "it's", "--", '"$HOME"']
+    copies = list((host.home / "bucket").glob("*.log"))
+    assert len(copies) == 1 and "3/7" in copies[0].read_text()
+    assert report["upload_failed"] is None
+
+
+def test_a_second_start_leaves_the_run_alone_and_stop_ends_it(host):
+    host.start("0", "--wait")
+    pid = json.loads((host.home / "icl_jax_runs/my-tpu.run.json").read_text())["pid"]
+    assert host.start("1")["arguments"] == ["0", "--wait"]
+    assert json.loads((host.home / "icl_jax_runs/my-tpu.run.json").read_text())["pid"] == pid
+    stopped = host("stop", "--grace=10")
+    assert stopped["state"] == "exited" and stopped["exit"] != 0 and stopped["asked_to_stop"]
+
+
+def test_a_run_whose_processes_are_gone_has_vanished(host):
+    (host.home / "icl_jax_runs/my-tpu.run.json").write_text('{"pid": 1, "arguments": []}')
+    assert host("report")["state"] == "vanished"
+
+
+def test_a_copy_that_fails_is_reported_and_does_not_end_the_run(host):
+    (host.home / "bin/gcloud").write_text("#!/bin/sh\necho no access >&2\nexit 1\n")
+    host.start("0")
+    report = until_exit(host)
+    assert report["exit"] == 0 and report["upload_failed"] == "no access"
+
+
+def test_the_stand_in_reports_as_the_script_does(host):
+    assert host("report").keys() - {"host"} == NOTHING_RUNS.keys()
+
+
+def test_nothing_is_installed_under_a_run(host):
+    host.start("0", "--wait")
+    command = [sys.executable, str(SCRIPT), "install", "--commit=def"]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert done.returncode != 0 and "my-tpu runs here" in done.stderr
+
+
+def test_the_script_needs_no_more_than_the_python_of_the_images():
+    compile(SCRIPT.read_text(), SCRIPT.name, "exec", flags=0, dont_inherit=True, optimize=0)
+    imports = [
+        line for line in SCRIPT.read_text().splitlines() if line.startswith(("import", "from"))
+    ]
+    modules = {line.split()[1].partition(".")[0] for line in imports}
+    assert modules <= sys.stdlib_module_names
