@@ -38,7 +38,7 @@ class MetricsLog:
     def __init__(self, config: ExperimentConfig, workdir: epath.Path, first: int, steps: int):
         self._every, self._steps = config.training.log_every, steps
         self.last_loss = math.nan
-        self._pending: tuple[int, dict, float] | None = None
+        self._pending: tuple[int, dict] | None = None
         self._flops = flops_per_token(config)
         self._peak = peak_flops(jax.devices(), config.model.dtype)
         self._writer = jax.process_index() == 0
@@ -54,14 +54,15 @@ class MetricsLog:
 
     def push(self, step: int, metrics: dict[str, jax.Array], waited: float) -> None:
         """Notes a step just started (`waited` seconds for input) and finishes the one before."""
+        self._waited += waited  # before the step before is written: it was in that time
         self.flush()
-        self._pending = (step, metrics, waited)
+        self._pending = (step, metrics)
 
     def flush(self) -> None:
         """Waits for the last step; stops the run if its loss or gradient is not finite."""
         if self._pending is None:
             return
-        step, metrics, waited = self._pending
+        step, metrics = self._pending
         self._pending = None
         order = ("loss", "learning_rate", "grad_norm", "tokens")
         values = {name: metrics[name].item() for name in order}
@@ -73,7 +74,6 @@ class MetricsLog:
                 )
         self.last_loss = values["loss"]
         self._tokens += values.pop("tokens")
-        self._waited += waited
         self._line.update(step - self._line.n)
         if step % self._every == 0 or step == self._steps:
             self._write(step, values)

@@ -318,7 +318,9 @@ def start(monkeypatch, capsys):
     """What `icl_jax.main` prints before the stages, which do not run."""
 
     def printed(config, stages=None):
-        for name, value in {"_CONFIG": config, "_WORKDIR": "unused", "_STAGES": stages}.items():
+        given = {"_CONFIG": config, "_WORKDIR": "unused", "_STAGES": stages}
+        job = dict.fromkeys(("_COORDINATOR", "_NUM_PROCESSES", "_PROCESS_ID"))
+        for name, value in (given | job).items():
             monkeypatch.setattr(main_module, name, types.SimpleNamespace(value=value))
         begun = []
         monkeypatch.setattr(main_module, "run_stages", lambda *given: begun.append(given))
