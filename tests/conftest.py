@@ -17,3 +17,19 @@ import jax
 jax.config.update("jax_numpy_dtype_promotion", "strict")
 jax.config.update("jax_compilation_cache_dir", str(Path(__file__).parents[1] / ".jax_cache"))
 jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.2)
+
+
+# Files whose tests take longest. They go first, so that no worker begins one when the other is done.
+LONGEST = (
+    "experiment/test_rounds.py", "studies/test_table1.py", "training/test_train_state.py",
+    "experiment/test_stages.py", "training/test_train.py", "training/test_compile_for_tpu.py",
+    "models/test_transformer_options.py", "models/test_huggingface_parity.py", "test_main.py",
+    "example_design/test_kill_design.py", "retrieval/test_encoder_parity.py",
+)  # fmt: skip
+
+
+def pytest_collection_modifyitems(items):
+    """Keeps the order of tests within a file."""
+    folder = Path(__file__).parent
+    places = {folder / name: place for place, name in enumerate(LONGEST)}
+    items.sort(key=lambda item: places.get(item.path, len(places)))

@@ -76,6 +76,7 @@ def test_one_chip_sends_nothing_and_loops_count_as_often_as_they_run():
 
 
 @needs_libtpu
+@pytest.mark.slow
 def test_a_step_that_cannot_fit_says_what_it_needs_and_what_to_try():
     big = ["--config.model.vocab_size=4000000", "--config.model.embed_dim=1024"]
     stopped = run(*SMALL, "--topology=v5e:1x1", *big)

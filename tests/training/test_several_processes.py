@@ -71,7 +71,8 @@ def alone(tmp_path_factory):
         return workdir, train(config(), epath.Path(workdir))
 
 
-@pytest.mark.parametrize("processes", [2, pytest.param(4, marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("processes", [2, 4])
 def test_several_processes_train_as_one_does_and_one_goes_on_for_them(alone, processes, tmp_path):
     workdir, state = alone
     run_job(tmp_path / "job", processes)

@@ -87,6 +87,7 @@ def test_every_mesh_gives_the_loss_curve_of_one_device(mesh):
     assert losses[-1] < losses[0]
 
 
+@pytest.mark.slow
 def test_dropout_and_masks_are_the_same_on_every_mesh_and_the_loss_falls():
     expected = curve(experiment(model=ROBERTA, mesh=(1, 1, 1), steps=20))
     losses = curve(experiment(model=ROBERTA, mesh=(2, 2, 2), steps=20))
