@@ -19,7 +19,7 @@ jax.config.update("jax_compilation_cache_dir", str(Path(__file__).parents[1] / "
 jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.2)
 
 
-# Files whose tests take longest. They go first, so that no worker begins one when the other is done.
+# Files whose tests take longest go first, so that no worker begins one when the other is done.
 LONGEST = (
     "experiment/test_rounds.py", "studies/test_table1.py", "training/test_train_state.py",
     "experiment/test_stages.py", "training/test_train.py", "training/test_compile_for_tpu.py",
