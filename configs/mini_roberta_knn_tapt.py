@@ -8,8 +8,8 @@ Command:  python -m icl_jax.studies.task_sentences --data=DATA --to=runs/task.tx
               --config.design.encoder.folder=FOLDER  (all-MiniLM-L6-v2)
           DATA: SentEval's sts/ and sick/. The task's sentences are those of the training sets that
           no test set holds, so that nothing is tested that was trained on.
-Cost:     about an hour on 2 CPU cores: design 6 minutes, 800 steps from scratch 14, ten runs of the
-          arms 32, STS of each 10 (estimated from the first steps)
+Cost:     90 minutes on 2 CPU cores that had other work to do: design 14, 800 steps from scratch
+          16, ten runs of the arms 50, STS of each 10
 Expected: docs/results.md
 """
 
