@@ -18,6 +18,7 @@ pytestmark = [
 THREADS = (LOCAL_RUNNER, "--direct_num_workers=2", "--direct_running_mode=multi_threading")
 
 
+@pytest.mark.slow  # test_parallel_beam.py has the runner itself
 def test_beam_makes_the_same_records_of_every_arm(tmp_path):
     """With two workers in one process, which share what it holds open."""
     file = write_corpus(tmp_path, people=20)

@@ -47,7 +47,7 @@ def test_the_polynomial_has_the_values_of_the_network():
     assert float(got) == pytest.approx(float(polynomial.evaluate(point)), rel=1e-12)
 
 
-@pytest.mark.parametrize("depth, width", [(1, 3), (2, 2)])
+@pytest.mark.parametrize("depth, width", [(1, 2), (2, 2)])
 def test_after_a_step_the_output_is_a_polynomial_in_b_and_its_coefficients_have_the_rank(
     depth, width
 ):
