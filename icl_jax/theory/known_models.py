@@ -21,9 +21,9 @@ def _usual(depth: int, width: int, heads: int, vocab: int) -> Shape:
     return Shape(depth, width, heads, width // heads, 4 * width, vocab)
 
 
-# Radford et al. 2019 (sizes of the weights as they were released); Brown et al. 2020, table 2.1;
-# Devlin et al. 2019, section 3; Lan et al. 2020, tables 1 and 2; Raffel et al. 2020, section 3.7;
-# Rives et al. 2019; Dosovitskiy et al. 2021, table 1; Chen et al. 2020, section 3.
+# Radford et al. 2019 (sizes of the weights as they were released), Brown et al. 2020, Devlin et al.
+# 2019, Lan et al. 2020, Raffel et al. 2020, Rives et al. 2019, Dosovitskiy et al. 2021, Chen et al.
+# 2020. Parameters that a shape comes to are tested against the published totals.
 KNOWN_MODELS = {
     "GPT-2": KnownModel(_usual(12, 768, 12, 50257), 124e6),
     "GPT-2 medium": KnownModel(_usual(24, 1024, 16, 50257), 355e6),
