@@ -103,10 +103,13 @@ def start(args) -> dict:
         (RUNS / f"{args.run}.{name}").unlink(missing_ok=True)
     command = [sys.executable, __file__, "supervise", f"--run={args.run}", f"--logs={args.logs}"]
     command += [f"--upload-every={args.upload_every}"]
+    # Until it can act on a signal, it must not end by one: its own child would go on alone.
+    signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM})
     process = subprocess.Popen(
         [*command, "--", *args.arguments], cwd=HOME, start_new_session=True,
         stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
     )  # fmt: skip
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGTERM})
     record.write_text(json.dumps({"pid": process.pid, "arguments": args.arguments}))
     end = time.monotonic() + 5  # for a moment a new process has no name in /proc
     while report(args)["state"] == "vanished" and time.monotonic() < end:
@@ -116,14 +119,23 @@ def start(args) -> dict:
 
 def supervise(args) -> dict:
     """Runs icl_jax.main to its end, copies its log to the bucket, and writes its exit code."""
-    log = RUNS / f"{args.run}.log"
+    log, process, asked = RUNS / f"{args.run}.log", None, []
+
+    def end(*_) -> None:
+        asked.append(True)
+        if process:
+            process.terminate()
+
+    signal.signal(signal.SIGTERM, end)
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGTERM})  # `start` blocked it
     with log.open("ab", buffering=0) as out:
         out.write(f"--- {time.strftime('%Y-%m-%d %H:%M:%S')}, {HOST}\n".encode())
         process = subprocess.Popen(
             [str(PYTHON), "-m", "icl_jax.main", *args.arguments], cwd=SOURCE,
             stdin=subprocess.DEVNULL, stdout=out, stderr=subprocess.STDOUT,
         )  # fmt: skip
-    signal.signal(signal.SIGTERM, lambda *_: process.terminate())
+    if asked:  # before there was a process
+        process.terminate()
     while process.poll() is None:
         try:
             process.wait(args.upload_every)

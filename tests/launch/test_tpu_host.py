@@ -74,6 +74,16 @@ def test_a_second_start_leaves_the_run_alone_and_stop_ends_it(host):
     assert stopped["state"] == "exited" and stopped["exit"] != 0 and stopped["asked_to_stop"]
 
 
+def test_a_stop_at_once_ends_the_run_too(host, monkeypatch):
+    slow = host.home / "slow"  # a host that is slow to start Python
+    slow.mkdir()
+    (slow / "tarfile.py").write_text("import time; time.sleep(0.5)")
+    monkeypatch.setenv("PYTHONPATH", str(slow))
+    host.start("0", "--wait")
+    stopped = host("stop", "--grace=10")
+    assert (stopped["state"], stopped["exit"]) == ("exited", -15)
+
+
 def test_a_run_whose_processes_are_gone_has_vanished(host):
     (host.home / "icl_jax_runs/my-tpu.run.json").write_text('{"pid": 1, "arguments": []}')
     assert host("report")["state"] == "vanished"
