@@ -1,13 +1,82 @@
-"""One job of several processes: each joins it before it looks at a device."""
+"""One job of several processes: each joins it before it looks at a device, and all end with one."""
 
+from collections.abc import Iterator
+import contextlib
 import importlib.util
 import os
 from pathlib import Path
 import re
+import socket
+import subprocess
+import sys
+import traceback
 
 from icl_jax.config import ConfigError
 
 _SILENCE = 30  # seconds: a process that is silent for longer ends all others of the job
+# In what JAX says when another process is gone.
+_LOST = re.compile(
+    r"gloo|heartbeat|coordination.?service|connection (closed|reset)|preempted", re.I
+)
+_GO_ON = "What was saved is kept: start all processes again with the same command, it goes on there"
+# Reads until the process that holds the other end is gone; an orderly end sends a word before.
+_WITNESS = "import sys\nsys.stdin.buffer.read() or print(sys.argv[1], file=sys.stderr)"
+
+
+@contextlib.contextmanager
+def ends_with_job() -> Iterator[None]:
+    """Whoever fails inside leaves the job at once and says why, so that all others end too.
+
+    Else the others would wait for it, and it for them: JAX ends a job together or not at all.
+    """
+    witness = _call_witness()
+    try:
+        yield
+    except BaseException as error:
+        if witness is None:  # one process: nobody waits
+            raise
+        code = _tell(error)
+        witness.communicate(b"ended")
+        sys.stdout.flush()
+        sys.stderr.flush()
+        if code:
+            os._exit(code)
+        raise
+    if witness is not None:
+        witness.communicate(b"ended")
+
+
+def _call_witness() -> subprocess.Popen | None:
+    """Of a job, a small process that tells if this one is killed, or ended by JAX in C++."""
+    import jax
+
+    if not jax.distributed.is_initialized():
+        return None
+    told = (
+        f"error: process {jax.process_index()} of {jax.process_count()} on {socket.gethostname()} "
+        "is gone: it was killed (for lack of memory?), or another process of the job was, and all "
+        f"end with it. {_GO_ON}"
+    )
+    command = [sys.executable, "-I", "-S", "-c", _WITNESS, told]
+    return subprocess.Popen(command, stdin=subprocess.PIPE, start_new_session=True)
+
+
+def _tell(error: BaseException) -> int:
+    """Says why this process leaves its job, unless that was said; its exit code."""
+    if isinstance(error, SystemExit):
+        if isinstance(error.code, str):
+            print(error.code, file=sys.stderr)
+        return error.code if isinstance(error.code, int) else int(error.code is not None)
+    if _LOST.search(str(error)):
+        why = " ".join(str(error).split())[:200]
+        print(
+            "error: another process of this job is gone, so this one ends too; its own output "
+            f"says why. {_GO_ON} ({why})",
+            file=sys.stderr,
+        )
+    else:
+        traceback.print_exception(error)
+    return 1
 
 
 def join_job(coordinator: str | None, num_processes: int | None, process_id: int | None) -> None:

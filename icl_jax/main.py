@@ -14,7 +14,7 @@ from ml_collections import config_flags
 
 from icl_jax.config import ExperimentConfig
 from icl_jax.config_tree import find_problems
-from icl_jax.distributed import join_job
+from icl_jax.distributed import ends_with_job, join_job
 from icl_jax.experiment.stages import STAGES, default_stages, run_stages
 from icl_jax.flag_errors import ends_in_one_line, parse_config_flags, stop
 from icl_jax.theory.architecture import imbalance
@@ -59,6 +59,7 @@ def main(argv: Sequence[str]) -> None:
         stop(f"unknown stage '{', '.join(unknown)}' in --stages; there are: {', '.join(STAGES)}")
     with ends_in_one_line():
         join_job(_COORDINATOR.value, _NUM_PROCESSES.value, _PROCESS_ID.value)
+    with ends_with_job(), ends_in_one_line():
         if "train" in stages:
             _note_imbalance(config)
         run_stages(config, epath.Path(_WORKDIR.value), stages)

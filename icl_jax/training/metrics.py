@@ -14,6 +14,7 @@ from tensorboardX import SummaryWriter
 from tqdm import tqdm
 
 from icl_jax.config import ExperimentConfig, StageError, head_dim, mlp_dim
+from icl_jax.training.goodput import Goodput
 from icl_jax.training.hardware import peak_flops
 
 
@@ -35,9 +36,16 @@ def flops_per_token(config: ExperimentConfig) -> float:
 class MetricsLog:
     """Takes the metrics of each step and writes those of every `log_every`-th."""
 
-    def __init__(self, config: ExperimentConfig, workdir: epath.Path, first: int, steps: int):
+    def __init__(
+        self,
+        config: ExperimentConfig,
+        workdir: epath.Path,
+        first: int,
+        steps: int,
+        goodput: Goodput,
+    ):
         self._every, self._steps = config.training.log_every, steps
-        self.last_loss = math.nan
+        self.last_loss, self._goodput = math.nan, goodput
         self._pending: tuple[int, dict] | None = None
         self._flops = flops_per_token(config)
         self._peak = peak_flops(jax.devices(), config.model.dtype)
@@ -54,7 +62,9 @@ class MetricsLog:
 
     def push(self, step: int, metrics: dict[str, jax.Array], waited: float) -> None:
         """Notes a step just started (`waited` seconds for input) and finishes the one before."""
-        self._waited += waited  # before the step before is written: it was in that time
+        if self._pending is None or self._pending[1]["loss"].is_ready():  # else it hid the wait
+            self._waited += waited  # before the step before is written: it was in that time
+            self._goodput.add("input_wait", waited)
         self.flush()
         self._pending = (step, metrics)
 
@@ -93,6 +103,7 @@ class MetricsLog:
         if self._peak:
             values["flop_utilisation"] = values["tokens_per_second"] * self._flops / self._peak
         values["input_wait_share"] = self._waited / seconds
+        values |= self._goodput.numbers()
         self._restart_clock()
         if not self._writer:
             return

@@ -16,6 +16,7 @@ from icl_jax.models import abstract, huggingface
 from icl_jax.sharding import make_mesh
 from icl_jax.training import checkpoint
 from icl_jax.training.checks import check_run, is_huggingface
+from icl_jax.training.goodput import Goodput
 from icl_jax.training.hardware import peak_memory
 from icl_jax.training.metrics import MetricsLog
 from icl_jax.training.optimizer import learning_rate, make_optimizer
@@ -35,6 +36,7 @@ def train(config: ExperimentConfig, workdir: epath.Path, brief: bool = False) ->
 
     `brief`: one line tells what is about to run, not several.
     """
+    goodput = Goodput(workdir)
     data = check_run(config, workdir)
     mesh = make_mesh(config.mesh)
     steps, schedule = plan_steps(config, data)
@@ -50,12 +52,15 @@ def train(config: ExperimentConfig, workdir: epath.Path, brief: bool = False) ->
             return state
         told = describe(config, data, mesh, first, steps)
         print(told[-1] if brief else "\n".join(told), flush=True)
-        train_step = compile_train_step(config, optimizer, schedule, mesh)
+        goodput.go_on_from(first)
+        with goodput.spent_on("compile"):
+            train_step = compile_train_step(config, optimizer, schedule, mesh)
         with (
             contextlib.closing(open_batches(config, data, first, steps)) as batches,
-            MetricsLog(config, workdir, first, steps) as log,
+            MetricsLog(config, workdir, first, steps, goodput) as log,
             StopSignals() as stop,
         ):
+            goodput.begin_steps()
             for step in range(first + 1, steps + 1):
                 batch, waited = next_batch(batches, config, mesh)
                 state, metrics = train_step(state, batch)
@@ -63,14 +68,18 @@ def train(config: ExperimentConfig, workdir: epath.Path, brief: bool = False) ->
                 stopping = stop.requested(step)
                 if stopping or step == steps or step % config.training.checkpoint_every == 0:
                     log.flush()  # stops here rather than save a state that is not finite
-                    checkpoint.save(checkpoints, config, state, batches)
+                    with goodput.spent_on("checkpoint"):
+                        checkpoint.save(checkpoints, config, state, batches)
+                    goodput.note(step)
                 if stopping:
                     break
-            checkpoints.wait_until_finished()
+            with goodput.spent_on("checkpoint"):
+                checkpoints.wait_until_finished()
+            goodput.note(step)
     done = int(state.step)
     print(
         f"{done} of {steps} steps done, loss {log.last_loss:.4f}, peak memory {peak_memory()}; "
-        f"{workdir / 'checkpoints'}"
+        f"{workdir / 'checkpoints'}\n{goodput.report()}"
     )
     if done < steps:
         print("stopped by a signal; the same command goes on from here")

@@ -9,6 +9,7 @@ import pytest
 from icl_jax.config import ExperimentConfig, TrainingConfig
 from icl_jax.models import abstract
 from icl_jax.models.presets import preset
+from icl_jax.training.goodput import Goodput
 from icl_jax.training.hardware import CHIPS, measured_gemm_flops
 from icl_jax.training.metrics import MetricsLog, flops_per_token
 from tests.training.small import experiment
@@ -39,6 +40,27 @@ def test_a_cpu_is_measured():
 def test_steps_that_will_be_done_again_and_half_a_line_are_dropped(tmp_path):
     lines = [json.dumps({"step": n, "loss": 1.0}) for n in (1, 2, 3, 4)]
     (tmp_path / "metrics.jsonl").write_text("\n".join(lines) + '\n{"step": 5, "lo')
-    with MetricsLog(experiment(), epath.Path(tmp_path), 2, 9):
+    workdir = epath.Path(tmp_path)
+    with MetricsLog(experiment(), workdir, 2, 9, Goodput(workdir)):
         pass
     assert (tmp_path / "metrics.jsonl").read_text().splitlines() == lines[:2]
+
+
+class StepLoss:
+    """A number of a step that runs, or ran."""
+
+    def __init__(self, ready: bool):
+        self.is_ready = lambda: ready
+
+    def item(self) -> float:
+        return 1.0
+
+
+@pytest.mark.parametrize("ready, waited", [(True, 2.0), (False, 0.0)])
+def test_a_wait_behind_a_running_step_costs_nothing(tmp_path, ready, waited):
+    goodput = Goodput(epath.Path(tmp_path))
+    names = ("loss", "learning_rate", "grad_norm", "tokens")
+    with MetricsLog(experiment(), epath.Path(tmp_path), 0, 9, goodput) as log:
+        log.push(1, dict.fromkeys(names, StepLoss(ready)), 0.0)
+        log.push(2, dict.fromkeys(names, StepLoss(ready)), 2.0)
+    assert goodput.numbers()["seconds_input_wait"] == waited

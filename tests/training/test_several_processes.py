@@ -7,19 +7,24 @@ import shutil
 import socket
 import subprocess
 import sys
+import time
 
 from etils import epath
+from flax import nnx
 import jax
+import numpy as np
 import pytest
 
-from icl_jax.config import ConfigError
+from icl_jax.config import ConfigError, MeshConfig
 from icl_jax.distributed import join_job
+from icl_jax.sharding import make_mesh
+from icl_jax.training.checkpoint import load_model
 from icl_jax.training.train import train
 from tests.training.killed import get_config
 from tests.training.test_train import assert_close
 
 ROOT = Path(__file__).parents[2]
-STEPS, HALF, DEVICES = 16, 8, 8
+STEPS, HALF, LONG, DEVICES = 16, 8, 64, 8
 PATIENCE = 240  # seconds
 
 
@@ -29,25 +34,28 @@ def config():
     return found
 
 
-def run_job(workdir: Path, processes: int) -> None:
+def start_job(workdir: Path, processes: int, *flags: str) -> list[subprocess.Popen]:
     """The command in so many processes, all devices among them."""
     with socket.socket() as found:
         found.bind(("127.0.0.1", 0))
         port = found.getsockname()[1]
-    flags = os.environ["XLA_FLAGS"].replace(f"count={DEVICES}", f"count={DEVICES // processes}")
+    xla = os.environ["XLA_FLAGS"].replace(f"count={DEVICES}", f"count={DEVICES // processes}")
     command = [
         sys.executable, "-m", "icl_jax.main", "--config=tests/training/killed.py",
-        f"--config.training.steps={STEPS}", f"--workdir={workdir}",
+        f"--config.training.steps={STEPS}", f"--workdir={workdir}", *flags,
         f"--coordinator=127.0.0.1:{port}", f"--num_processes={processes}",
     ]  # fmt: skip
-    job = [
+    return [
         subprocess.Popen(
-            [*command, f"--process_id={number}"], cwd=ROOT, env=os.environ | {"XLA_FLAGS": flags},
+            [*command, f"--process_id={number}"], cwd=ROOT, env=os.environ | {"XLA_FLAGS": xla},
             stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
         )
         for number in range(processes)
     ]  # fmt: skip
-    for process in job:
+
+
+def run_job(workdir: Path, processes: int, *flags: str) -> None:
+    for process in start_job(workdir, processes, *flags):
         _, errors = process.communicate(timeout=PATIENCE)
         assert process.returncode == 0, errors[-2000:]
 
@@ -88,6 +96,46 @@ def test_several_processes_go_on_for_one(alone, tmp_path):
     half = go_back(workdir, tmp_path / "half")
     run_job(half, 2)
     assert losses(half) == pytest.approx(losses(workdir), rel=1e-5)
+
+
+@pytest.fixture(scope="module")
+def undisturbed(tmp_path_factory):
+    workdir = tmp_path_factory.mktemp("undisturbed")
+    run_job(workdir, 2, f"--config.training.steps={LONG}")
+    return workdir
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("killed", [0, 1])
+def test_a_killed_process_ends_the_job_which_goes_on_to_the_same_bits(
+    undisturbed, killed, tmp_path
+):
+    long = f"--config.training.steps={LONG}"
+    job = start_job(tmp_path, 2, long)
+    while not (tmp_path / "checkpoints" / str(HALF)).exists():
+        assert all(process.poll() is None for process in job)
+        time.sleep(0.05)
+    job[killed].kill()
+    _, errors = job[1 - killed].communicate(timeout=60)  # a minute, no more
+    job[killed].communicate()
+    assert job[1 - killed].returncode != 0
+    assert "start all processes again with the same command" in errors
+    assert not (tmp_path / "checkpoints" / str(LONG)).exists()
+    run_job(tmp_path, 2, long)
+    assert losses(tmp_path) == losses(undisturbed)
+    mesh = make_mesh(MeshConfig())
+    read = [nnx.state(load_model(str(folder), mesh)) for folder in (tmp_path, undisturbed)]
+    jax.tree.map(np.testing.assert_array_equal, *read)
+
+
+@pytest.mark.slow
+def test_an_error_in_one_process_ends_the_job(tmp_path):
+    (tmp_path / "metrics.jsonl").mkdir()  # which only the first process writes
+    job = start_job(tmp_path, 2)
+    errors = [process.communicate(timeout=60)[1] for process in job]
+    assert all(process.returncode != 0 for process in job)
+    assert "IsADirectoryError" in errors[0]
+    assert "start all processes again with the same command" in errors[1]
 
 
 @pytest.mark.parametrize(

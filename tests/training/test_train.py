@@ -19,6 +19,7 @@ from icl_jax.models import create, huggingface
 from icl_jax.sharding import make_mesh
 from icl_jax.training import checkpoint
 from icl_jax.training import train as train_module
+from icl_jax.training.goodput import PARTS, Goodput
 from icl_jax.training.metrics import MetricsLog
 from icl_jax.training.train import train
 from tests.training.small import GPT, experiment, one_device, write_source
@@ -95,13 +96,26 @@ def test_every_step_is_in_the_metrics_and_in_tensorboard(finished):
         assert drawn["train/tokens_per_second", line["step"]] > 0
 
 
-def test_going_on_equals_never_having_stopped_to_the_last_bit(finished, halfway, tmp_path):
+def test_the_time_of_a_run_adds_up_over_its_restart(finished, halfway):
+    for workdir in (finished[1], halfway):
+        for line in metrics_of(workdir):
+            parts = [line[f"seconds_{name}"] for name in PARTS]
+            assert sum(parts) == pytest.approx(line["seconds"])
+            assert min(parts) >= 0 and line["seconds_compile"] > 0
+            assert line["goodput"] == pytest.approx(line["seconds_step"] / line["seconds"])
+    noted = json.loads((halfway / "goodput.json").read_text())
+    assert [entry["step"] for entry in noted][-1] == 4
+
+
+def test_going_on_equals_never_having_stopped_to_the_last_bit(finished, halfway, tmp_path, capsys):
     config, workdir, state = finished
     shutil.copytree(halfway, tmp_path, dirs_exist_ok=True)
     continued = train(config, epath.Path(tmp_path))
     assert_equal(continued, state)
     ours, theirs = metrics_of(epath.Path(tmp_path)), metrics_of(workdir)
     assert [line["loss"] for line in ours] == [line["loss"] for line in theirs]
+    assert ours[-1]["seconds_lost"] > 0 == ours[0]["seconds_lost"]
+    assert "lost to restarts" in capsys.readouterr().out.splitlines()[-1]
 
 
 def test_going_on_with_another_mesh_and_accumulation_gives_the_same_weights(
@@ -220,11 +234,15 @@ class Value:
         self.fetched.append(self.step)
         return 1.0
 
+    def is_ready(self):
+        return self.step in self.fetched
+
 
 def test_metrics_of_a_step_are_fetched_after_the_next_was_started(tmp_path):
     fetched = []
     names = ("loss", "learning_rate", "grad_norm", "tokens")
-    with MetricsLog(experiment(), epath.Path(tmp_path), 0, 3) as log:
+    workdir = epath.Path(tmp_path)
+    with MetricsLog(experiment(), workdir, 0, 3, Goodput(workdir)) as log:
         for step in (1, 2, 3):
             log.push(step, dict.fromkeys(names, Value(step, fetched)), 0.0)
             assert step not in fetched and (step == 1 or step - 1 in fetched)
