@@ -12,8 +12,10 @@ import sys
 import traceback
 
 from icl_jax.config import ConfigError
+from icl_jax.flag_errors import STOPPED
 
 _SILENCE = 30  # seconds: a process that is silent for longer ends all others of the job
+_LOST_CODE = 134  # as where JAX notices it first, and aborts
 # In what JAX says when another process is gone.
 _LOST = re.compile(
     r"gloo|heartbeat|coordination.?service|connection (closed|reset)|preempted", re.I
@@ -62,11 +64,9 @@ def _call_witness() -> subprocess.Popen | None:
 
 
 def _tell(error: BaseException) -> int:
-    """Says why this process leaves its job, unless that was said; its exit code."""
+    """Says why this process leaves its job, unless that was said; its exit code, 0 if all do."""
     if isinstance(error, SystemExit):
-        if isinstance(error.code, str):
-            print(error.code, file=sys.stderr)
-        return error.code if isinstance(error.code, int) else int(error.code is not None)
+        return 0 if error.code == STOPPED else error.code  # all stop at the same step
     if _LOST.search(str(error)):
         why = " ".join(str(error).split())[:200]
         print(
@@ -74,8 +74,8 @@ def _tell(error: BaseException) -> int:
             f"says why. {_GO_ON} ({why})",
             file=sys.stderr,
         )
-    else:
-        traceback.print_exception(error)
+        return _LOST_CODE
+    traceback.print_exception(error)
     return 1
 
 

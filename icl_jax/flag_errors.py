@@ -7,6 +7,7 @@ import difflib
 import functools
 from pathlib import Path
 import runpy
+import signal
 import sys
 import typing
 
@@ -14,16 +15,21 @@ from absl import flags
 
 from icl_jax.config import ConfigError, StageError, StoppedError
 
+STOPPED = 128 + signal.SIGTERM  # as of a program that ended by it: schedulers start it again
+
 
 @contextlib.contextmanager
 def ends_in_one_line():
-    """What stops an experiment is told in one line; a signal that it noted itself, not again."""
+    """What stops an experiment is told in one line; a signal that it noted itself, not again.
+
+    Exit codes: 2, another start would stop there too; STOPPED, it would go on.
+    """
     try:
         yield
     except (ConfigError, StageError) as error:
         stop(str(error))
     except StoppedError:
-        pass  # it said so
+        sys.exit(STOPPED)  # it said so
     except KeyboardInterrupt:
         print("\nstopped; the same command goes on from what was finished", file=sys.stderr)
         sys.exit(130)

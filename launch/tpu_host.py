@@ -22,7 +22,7 @@ PYTHON = ENVIRONMENT / "bin" / "python"
 HOST = socket.gethostname()
 # The progress bar of the training, and the line at its end.
 STEP = re.compile(r"train: .*?(\d+)/(\d+) \[|(\d+) of (\d+) steps done")
-STOPPED = "stopped by a signal; the same command goes on from here"
+STOPPED = (128 + signal.SIGTERM, -signal.SIGTERM)  # it saved first, or had nothing to save
 
 
 def main() -> None:
@@ -179,7 +179,7 @@ def report(args) -> dict:
         "exit": int(code.read_text()) if state == "exited" else None,
         "arguments": json.loads(record.read_text())["arguments"] if record.exists() else None,
         "asked_to_stop": (RUNS / f"{args.run}.asked_to_stop").exists(),
-        "stopped": any(line.startswith(STOPPED) for line in lines[-5:]),
+        "stopped": state == "exited" and int(code.read_text()) in STOPPED,
         "step": [int(x) for x in steps[-1].groups() if x] if steps else None,
         "step_line": steps[-1].string if steps else None,
         "tail": lines[-12:],

@@ -70,7 +70,8 @@ class Look:
 
 
 def _has_failed(report: dict) -> bool:
-    return report["state"] in ("vanished", "none") or bool(report["exit"])
+    failed = report["exit"] and not report["stopped"]
+    return report["state"] in ("vanished", "none") or bool(failed)
 
 
 @dataclasses.dataclass

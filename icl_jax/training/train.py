@@ -48,10 +48,10 @@ def train(config: ExperimentConfig, workdir: epath.Path, brief: bool = False) ->
         if first >= steps:
             own = checkpoints.latest_step() is not None
             where = workdir / "checkpoints" if own else config.training.start_from
-            print(f"training is complete: {first} steps in {where}")
+            _say(f"training is complete: {first} steps in {where}")
             return state
         told = describe(config, data, mesh, first, steps)
-        print(told[-1] if brief else "\n".join(told), flush=True)
+        _say(told[-1] if brief else "\n".join(told))
         goodput.go_on_from(first)
         with goodput.spent_on("compile"):
             train_step = compile_train_step(config, optimizer, schedule, mesh)
@@ -77,14 +77,20 @@ def train(config: ExperimentConfig, workdir: epath.Path, brief: bool = False) ->
                 checkpoints.wait_until_finished()
             goodput.note(step)
     done = int(state.step)
-    print(
+    _say(
         f"{done} of {steps} steps done, loss {log.last_loss:.4f}, peak memory {peak_memory()}; "
         f"{workdir / 'checkpoints'}\n{goodput.report()}"
     )
     if done < steps:
-        print("stopped by a signal; the same command goes on from here")
+        _say("stopped by a signal; the same command goes on from here")
         raise StoppedError
     return state
+
+
+def _say(text: str) -> None:
+    """Of several processes the first speaks."""
+    if jax.process_index() == 0:
+        print(text, flush=True)
 
 
 def plan_steps(config: ExperimentConfig, data: Data) -> tuple[int, optax.Schedule]:

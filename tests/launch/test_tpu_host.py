@@ -58,6 +58,7 @@ def test_a_run_gets_its_arguments_and_reports_exit_step_and_log(host):
     assert started["state"] == "running" and started["installed"] == "abc"
     report = until_exit(host)
     assert (report["state"], report["exit"], report["step"]) == ("exited", 5, [3, 7])
+    assert not report["stopped"]
     got = json.loads((host.home / "icl_jax_source/got.json").read_text())
     assert got == report["arguments"] == ["5", "two words", "it's", "--", '"$HOME"']
     copies = list((host.home / "bucket").glob("*.log"))
@@ -72,6 +73,11 @@ def test_a_second_start_leaves_the_run_alone_and_stop_ends_it(host):
     assert json.loads((host.home / "icl_jax_runs/my-tpu.run.json").read_text())["pid"] == pid
     stopped = host("stop", "--grace=10")
     assert stopped["state"] == "exited" and stopped["exit"] != 0 and stopped["asked_to_stop"]
+
+
+def test_a_run_that_saved_on_a_signal_is_no_failure(host):
+    host.start("143")
+    assert until_exit(host)["stopped"]
 
 
 def test_a_stop_at_once_ends_the_run_too(host, monkeypatch):

@@ -3,7 +3,7 @@
 import pytest
 
 from launch.tpu_job import Job, Look
-from tests.launch.conftest import FINISHES
+from tests.launch.conftest import FINISHES, HOSTS
 from tests.launch.stand_in_gcloud import NOTHING_RUNS
 
 ARGUMENTS = ["--config=configs/tiny.py", "--workdir=gs://bucket/run"]
@@ -104,7 +104,9 @@ def test_what_icl_jax_refuses_is_not_tried_again(tpu, google, ready):
 
 
 def test_a_run_that_saved_at_a_signal_is_not_complete(tpu, google, ready):
-    google.change(runs=[{**FINISHES, "stopped": True}, {**FINISHES, "stopped": False}])
+    google.change(
+        runs=[{**FINISHES, "exit": [143] * HOSTS, "stopped": True}, {**FINISHES, "stopped": False}]
+    )
     assert tpu(*RUN)[0] == 0
     assert google.verbs.count("start") == 2
 
