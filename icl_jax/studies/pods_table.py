@@ -172,23 +172,22 @@ def encode_bounds(numbers: dict) -> tuple[float, float]:
 
 
 def search_bounds(numbers: dict) -> tuple[float, float]:
-    """Seconds of a step at the makers' peak rates: the longest of its parts, and all of them.
+    """Seconds of a step: its longest part at the makers' peak rates, and the most that is known.
 
-    The compiler tells no cycles for what most of them go to, sorts and `top_k`.
+    That is all parts one after the other, or the compiler's cycles. Both leave out the sorts and
+    `top_k`, for which it tells no cycles: a true step takes longer.
     """
     seconds = numbers["seconds"]
     parts = numbers["passes"] * seconds["products"], seconds["memory"], seconds["collectives"]
-    return max(parts), sum(parts)
+    return max(parts), max(sum(parts), seconds["cycles_and_collectives"])
 
 
-def span(low: float, high: float) -> str:
-    """`93-100`, or one number where both are shown alike."""
-    low, high = (_short(x) for x in sorted((low, high)))
+def span(one: float, other: float) -> str:
+    """`93-100`, the smaller first, or one number where both are shown alike."""
+    low, high = sorted((one, other))
+    form = ",.0f" if high >= 20 else ".1f" if high >= 1 else ".2g"
+    low, high = f"{low:{form}}", f"{high:{form}}"
     return low if low == high else f"{low}-{high}"
-
-
-def _short(x: float) -> str:
-    return f"{x:,.0f}" if x >= 20 else f"{x:.1f}" if x >= 1 else f"{x:.2g}"
 
 
 def _left_out(missing: int) -> str:
