@@ -21,7 +21,7 @@ from icl_jax.config import ConfigError, EncoderConfig, StageError
 from icl_jax.models import GPT, Roberta, huggingface
 from icl_jax.retrieval.encoder_folder import read_encoder_folder
 from icl_jax.retrieval.sentence_recipe import DenseLayer, SentenceRecipe
-from icl_jax.retrieval.token_rows import Batch, make_batches, num_slots
+from icl_jax.retrieval.token_rows import Batch, make_batches, num_slots, rows_of_batch
 from icl_jax.sharding import constrain, spec, use_mesh_of, with_auto_axes
 
 CHUNK = 8192  # sentences tokenized and packed together, while the devices run those before
@@ -87,6 +87,14 @@ class TransformerEncoder:
             return constrain(vectors_BSW, None, None, None)  # whole on every host
 
         self._step = step
+
+    def compile(self, row_length: int) -> jax.stages.Compiled:
+        """The step for rows of a length, also of an abstract model on a mesh that is not there."""
+        rows = rows_of_batch(row_length, self._batch_tokens, self._divisor)
+        place = NamedSharding(self._mesh, spec(("batch", None), (rows, row_length), self._mesh))
+        array = jax.ShapeDtypeStruct((rows, row_length), jnp.int32, sharding=place)
+        with jax.set_mesh(self._mesh):
+            return self._step.lower(self._params, array, array).compile()
 
     def encode(
         self, texts: Sequence[str], progress: Callable[[int], None] | None = None

@@ -15,7 +15,7 @@ import numpy as np
 from icl_jax.config import ConfigError, SearchConfig
 from icl_jax.retrieval.vectors import Vectors
 
-_QUERIES = 1024  # of one block; smaller blocks are padded, so that one compiled program serves all
+QUERIES = 1024  # of one block; smaller blocks are padded, so that one compiled program serves all
 _CHUNK = 65_536  # rows that a device compares at once: 268 MB of scores
 _APPROXIMATE_FROM = 1_000_000  # rows, for index 'auto' on a TPU; elsewhere it would gain nothing
 _RECALL_TARGET = 0.98  # of each approximate step
@@ -30,7 +30,7 @@ class JaxSearch:
         large = len(ids) >= _APPROXIMATE_FROM and mesh.devices.flat[0].platform == "tpu"
         by_size = "approximate" if large else "exact"
         self.index = by_size if config.index == "auto" else config.index
-        self.first_count = 4 * config.neighbours + 24  # some will be excluded
+        self.first_count = first_count(config)
         shape = _shape(len(ids), vectors.width, mesh)
         self.bytes_per_device = 4 * int(np.prod(shape)) // mesh.size
         self.pool = jax.make_array_from_callback(
@@ -56,13 +56,30 @@ class JaxSearch:
     def candidates(self, queries: np.ndarray, count: int) -> np.ndarray:
         """Ids of the `count` nearest of each query, nearest first; -1 where there are none."""
         found = []
-        for start in range(0, max(1, len(queries)), _QUERIES):
-            block = np.zeros((_QUERIES, queries.shape[1]), np.float32)
-            block[: len(queries) - start] = queries[start : start + _QUERIES]
+        for start in range(0, max(1, len(queries)), QUERIES):
+            block = np.zeros((QUERIES, queries.shape[1]), np.float32)
+            block[: len(queries) - start] = queries[start : start + QUERIES]
             exact = self.index == "exact"
             found.append(_nearest(self.pool, block, self.mesh, len(self.ids), count, exact))
         rows = np.concatenate([np.asarray(block) for block in found])[: len(queries)]
         return np.where(rows < 0, -1, self.ids[rows])
+
+
+def first_count(config: SearchConfig) -> int:
+    """Candidates that a query asks for at first: some will be excluded."""
+    return 4 * config.neighbours + 24
+
+
+def compile_search(
+    num_rows: int, width: int, config: SearchConfig, mesh: Mesh, exact: bool
+) -> jax.stages.Compiled:
+    """The step of a block of queries, for a pool and a mesh that need not be there."""
+    split, whole = PartitionSpec(mesh.axis_names), PartitionSpec()
+    arrays = (
+        jax.ShapeDtypeStruct(shape, jnp.float32, sharding=NamedSharding(mesh, place))
+        for shape, place in ((_shape(num_rows, width, mesh), split), ((QUERIES, width), whole))
+    )
+    return _nearest.lower(*arrays, mesh, num_rows, first_count(config), exact).compile()
 
 
 @functools.partial(jax.jit, static_argnums=(2, 3, 4, 5))
@@ -136,7 +153,7 @@ def check_memory(count: int, width: int, mesh: Mesh | None, config: SearchConfig
     if mesh is None:
         raise ConfigError("search.engine 'jax' needs a mesh, got None; use sharding.make_mesh")
     shape, room = _shape(count, width, mesh), _memory(mesh, config)
-    needed = 4 * int(np.prod(shape)) // mesh.size + 4 * _QUERIES * shape[1]
+    needed = 4 * int(np.prod(shape)) // mesh.size + 4 * QUERIES * shape[1]
     if needed > room:
         raise ConfigError(
             f"search.engine 'jax' needs {needed / 1e9:.3g} GB on each of {mesh.size} devices for "

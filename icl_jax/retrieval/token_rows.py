@@ -38,6 +38,11 @@ def num_slots(row_length: int) -> int:
     return row_length // TOKENS_PER_SLOT
 
 
+def rows_of_batch(row_length: int, batch_tokens: int, divisor: int) -> int:
+    """How many rows of a length make about `batch_tokens`, a multiple of `divisor`."""
+    return max(1, batch_tokens // (row_length * divisor)) * divisor
+
+
 def make_batches(
     sentences: Sequence[Sequence[int]], batch_tokens: int, divisor: int, pad_id: int
 ) -> list[Batch]:
@@ -47,7 +52,7 @@ def make_batches(
     """
     lengths = np.array([len(tokens) for tokens in sentences], np.int64)
     rows = {
-        length: max(1, batch_tokens // (length * divisor)) * divisor
+        length: rows_of_batch(length, batch_tokens, divisor)
         for length in row_lengths(int(lengths.max(initial=0)))
     }
     batches = []

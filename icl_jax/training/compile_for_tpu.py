@@ -1,10 +1,11 @@
 """What a training step would cost on TPUs that are not there: the real compiler, and arithmetic.
 
-python -m icl_jax.training.compile_for_tpu --config=configs/NAME.py --topology=v5e:4x4
-    [--config.FIELD=value ...] [--hlo=FILE]
+python -m icl_jax.training.compile_for_tpu --config=configs/NAME.py[:ARM]
+    --topology=v5e:4x4 [--config.FIELD=value ...] [--hlo=FILE]
 Environment: LIBTPU_INIT_ARGS, flags of the TPU compiler to try.
 """
 
+from collections.abc import Callable
 import importlib.util
 import json
 import math
@@ -25,6 +26,7 @@ from ml_collections import config_flags
 
 from icl_jax.config import ConfigError, ExperimentConfig
 from icl_jax.config_tree import validate
+from icl_jax.flag_errors import parse_config_flags
 from icl_jax.models import abstract
 from icl_jax.sharding import make_mesh
 from icl_jax.training.checks import batch_problems
@@ -65,32 +67,53 @@ class DoesNotFitError(Exception):
 def measure(config: ExperimentConfig, topology: str, hlo_path: str | None = None) -> dict:
     """Compiles the training step for `topology`; all numbers of the table, per chip and step."""
     validate(config)
-    devices = topology_devices(topology)
-    mesh = make_mesh(config.mesh, devices)
+    mesh = make_mesh(config.mesh, topology_devices(topology))
     if found := batch_problems(config, mesh):
         raise ConfigError("; ".join(found))
-    available = memory_limit(devices[0])
     schedule = learning_rate(config.optimizer, config.training.steps or 1000)
+    optimizer = make_optimizer(config.optimizer, schedule)
+    tokens = config.batch_size * config.sequence_length
+    return {
+        "parameters": sum(x.size for x in jax.tree.leaves(abstract(config.model)[1])),
+        "tokens": tokens,
+        **measure_program(
+            lambda: compile_train_step(config, optimizer, schedule, mesh),
+            mesh,
+            topology,
+            flops_per_token(config) * tokens,
+            hlo_path,
+        ),
+    }
+
+
+def measure_program(
+    compile_step: Callable[[], jax.stages.Compiled],
+    mesh: Mesh,  # of the chips of `topology`
+    topology: str,
+    model_flops: float,  # that all chips together are there for
+    hlo_path: str | None = None,
+) -> dict:
+    """Compiles any step; its memory, work and times, per chip."""
+    device = mesh.devices.flat[0]
+    available = memory_limit(device)
     start = time.perf_counter()
     try:
-        optimizer = make_optimizer(config.optimizer, schedule)
-        compiled = compile_train_step(config, optimizer, schedule, mesh)
+        compiled = compile_step()
     except jax.errors.JaxRuntimeError as error:
         raise _does_not_fit(error) or error from None
     seconds = time.perf_counter() - start
     if hlo_path:
         Path(hlo_path).write_text(compiled.as_text())
-    generation, chip = GENERATIONS[topology.partition(":")[0]], CHIPS[devices[0].device_kind]
+    generation, chip = GENERATIONS[topology.partition(":")[0]], CHIPS[device.device_kind]
+    cost = program_cost(compiled.as_text(), mesh.size)
     return {
         "topology": topology,
-        "device_kind": devices[0].device_kind,
+        "device_kind": device.device_kind,
         "mesh": dict(mesh.shape),
-        "parameters": sum(x.size for x in jax.tree.leaves(abstract(config.model)[1])),
-        "tokens": config.batch_size * config.sequence_length,
         "compile_seconds": seconds,
         "memory": _memory(compiled.memory_analysis(), available),
         "flops_with_loops_once": compiled.cost_analysis()["flops"],
-        **estimate(config, mesh, program_cost(compiled.as_text(), mesh.size), chip, generation),
+        **estimate(model_flops / mesh.size, mesh, cost, chip, generation),
     }
 
 
@@ -159,10 +182,9 @@ def _memory(stats, available: float) -> dict[str, float]:
 
 
 def estimate(
-    config: ExperimentConfig, mesh: Mesh, cost: Cost, chip: Chip, generation: Generation
+    model_flops: float, mesh: Mesh, cost: Cost, chip: Chip, generation: Generation
 ) -> dict:
     """Seconds of a step, and the share of the chip's flops that the model gets, by each bound."""
-    model_flops = flops_per_token(config) * config.batch_size * config.sequence_length / mesh.size
     places = [device.coords for device in mesh.devices.flat]
     link = chip.link_bandwidth / (2 * generation.dimensions)
     network = sum(
@@ -283,18 +305,6 @@ def main(argv: list[str]) -> None:
     print(json.dumps({"fits": True, **numbers}))
 
 
-def _parse(argv: list[str]) -> list[str]:
-    """Flags from the command line; a wrong one stops the run in one line."""
-    for arg in argv:
-        name, _, file = arg.partition("=")
-        if name == "--config" and not Path(file).is_file():
-            _stop(f"config file '{file}' does not exist")
-    try:
-        return flags.FLAGS(argv)
-    except (flags.Error, KeyError, TypeError, ValueError) as error:
-        _stop(str(error.args[0]).splitlines()[0])
-
-
 def _stop(message: str, code: int = 2) -> typing.NoReturn:
     print(f"error: {message}", file=sys.stderr)
     sys.exit(code)
@@ -305,4 +315,4 @@ if __name__ == "__main__":
     config_flags.DEFINE_config_file("config", None, "A file of configs/.")
     flags.DEFINE_string("topology", "v5e:4x4", f"NAME:SIZES; NAME: {', '.join(GENERATIONS)}.")
     flags.DEFINE_string("hlo", None, "A file to write the compiled program to.")
-    app.run(main, flags_parser=_parse)
+    app.run(main, flags_parser=parse_config_flags)

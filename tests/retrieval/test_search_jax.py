@@ -14,7 +14,7 @@ from tests.retrieval.made_up import made_up
 
 @pytest.fixture
 def small_steps(monkeypatch):
-    monkeypatch.setattr(search_jax, "_QUERIES", 64)
+    monkeypatch.setattr(search_jax, "QUERIES", 64)
     monkeypatch.setattr(search_jax, "_CHUNK", 11)  # several chunks on a device
 
 

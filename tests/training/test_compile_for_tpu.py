@@ -120,8 +120,8 @@ def test_a_mesh_that_does_not_divide_chips_or_batch_is_refused(mesh, message):
         tool.measure(ExperimentConfig(batch_size=6, mesh=mesh), "v5e:2x2")
 
 
-def test_a_wrong_flag_stops_in_one_line():
-    stopped = run("--topology=v9:2x2")
+def test_a_wrong_flag_stops_in_one_line_also_with_an_arm_of_a_config():
+    stopped = run("--config=configs/roberta_base_knn_tapt.py:task_only", "--topology=v9:2x2")
     assert stopped.returncode == 2
     assert stopped.stderr.startswith("error: expected --topology=NAME:SIZES")
     assert stopped.stderr.count("\n") == 1

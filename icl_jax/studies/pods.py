@@ -1,0 +1,168 @@
+"""What the paper's runs would cost on TPU slices that are not here, by libtpu and arithmetic.
+
+python -m icl_jax.studies.pods --page=docs/pods.md --to=DIR [--only=PATTERN,...] [--dry_run]
+
+Compiles every step for every slice and writes the numbers of each, a cell, to DIR as it is done:
+killed, the same command goes on. What a cell was made from is written with it, so that another
+config, other code of the step, or another libtpu compiles it anew. The tables of the page, between
+`<!-- pods_NAME -->` and `<!-- /pods_NAME -->`, are then made of all the cells that are there.
+PATTERN: cells KIND/SUBJECT/PLACE, such as training/gpt_base_knn/v5e-* or search/*. No TPU is used.
+"""
+
+import argparse
+from collections.abc import Iterator, Sequence
+import fnmatch
+from importlib.metadata import version
+import importlib.util
+import itertools
+from pathlib import Path
+import subprocess
+import sys
+import time
+
+from icl_jax.config import ConfigError, StageError
+from icl_jax.flag_errors import ends_in_one_line
+from icl_jax.step_folder import alone_in, beside
+
+TOGETHER = 4  # cells of one process
+MEASURE = "icl_jax.studies.pods_measure"
+
+
+def all_cells() -> list:
+    """Every cell, those that say most first: a run that ends early has them all."""
+    from icl_jax.studies.pods_measure import CONFIGS, ENCODERS, INDEXES, Cell
+    from icl_jax.studies.pods_slices import ONE_CHIP, SLICES
+    from icl_jax.studies.pods_table import DROPOUT_SLICE
+
+    indexes = [f"{encoder}-{index}" for encoder in ENCODERS for index in INDEXES]
+    return [
+        *(Cell("encode", *pair) for pair in itertools.product(ENCODERS, ONE_CHIP)),
+        *(Cell("search", *pair) for pair in itertools.product(indexes, ONE_CHIP)),
+        *(Cell("training", *pair) for pair in itertools.product(CONFIGS, SLICES)),
+        *(Cell("dropout", config, DROPOUT_SLICE) for config in CONFIGS),
+    ]
+
+
+def choose(cells: list, patterns: Sequence[str]) -> list:
+    """The cells that a pattern names; each pattern must name some."""
+    for pattern in patterns:
+        if not any(fnmatch.fnmatchcase(cell.name, pattern) for cell in cells):
+            raise ConfigError(
+                f"--only={pattern} names no cell; expected KIND/SUBJECT/PLACE such as "
+                f"{cells[0].name} or {cells[-1].kind}/*; --dry_run lists all"
+            )
+    wanted = lambda cell: any(fnmatch.fnmatchcase(cell.name, x) for x in patterns)  # noqa: E731
+    return [cell for cell in cells if not patterns or wanted(cell)]
+
+
+def measure_cells(cells: list, to: Path) -> list[str]:
+    """Measures what is not there; the names of those that failed."""
+    from icl_jax.studies.pods_measure import read_cell
+
+    waiting = [cell for cell in cells if read_cell(cell, to) is None]
+    print(f"{len(cells)} cells, {len(cells) - len(waiting)} of them are there", flush=True)
+    (to / "cells").mkdir(exist_ok=True)
+    taken, failed, total = [], [], len(waiting)
+    while waiting:
+        batch = waiting[:TOGETHER]
+        names = [cell.name for cell in batch]
+        for name, seconds in run_process(list(names), to):
+            taken.append((name, seconds))
+            names.remove(name)
+            waiting = [cell for cell in waiting if cell.name != name]
+            print(
+                f"[{total - len(waiting)}/{total}] {name}: {seconds:.0f} s, "
+                f"{time_left([cell.kind for cell in waiting], taken)} left",
+                flush=True,
+            )
+        if names:  # the process ended before it was done: by its first cell
+            failed.append(names[0])
+            waiting = [cell for cell in waiting if cell.name != names[0]]
+            print(f"failed: {names[0]}; see {to / 'compiler.log'}", flush=True)
+    return failed
+
+
+def run_process(names: list[str], to: Path) -> Iterator[tuple[str, float]]:
+    """Measures cells in a process of its own; the name of each and its seconds, as it is done."""
+    command = [sys.executable, "-m", MEASURE, f"--to={to}", *names]
+    with (to / "compiler.log").open("a") as log:
+        process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=log, text=True)
+        try:
+            for line in process.stdout:
+                name, _, seconds = line.strip().rpartition(" ")
+                if name in names:
+                    yield name, float(seconds)
+            process.wait()
+        finally:
+            process.kill()
+
+
+def time_left(kinds: list[str], taken: list[tuple[str, float]]) -> str:
+    """How long cells of these kinds will take, by those that were measured."""
+    seconds = {}
+    for name, each in taken:
+        seconds.setdefault(name.partition("/")[0], []).append(each)
+    means = {kind: sum(values) / len(values) for kind, values in seconds.items()}
+    usual = sum(each for _, each in taken) / len(taken)
+    minutes = sum(means.get(kind, usual) for kind in kinds) / 60
+    return f"about {minutes:.0f} min"
+
+
+def fill(page: Path, to: Path) -> None:
+    """Makes the page's tables of the cells that are there."""
+    from icl_jax.studies.pods_measure import CONFIGS, read_cell, read_config
+    from icl_jax.studies.pods_table import join_table, sentences_table, training_table
+    from icl_jax.studies.results import fill_page
+
+    def read(cell) -> dict | None:
+        return read_cell(cell, to)
+
+    blocks = {f"pods_{name}": training_table(name, read_config(name), read) for name in CONFIGS}
+    blocks |= {"pods_sentences": sentences_table(read), "pods_join": join_table(read)}
+    blocks["pods_made_with"] = made_with()
+    for name, text in blocks.items():
+        with beside(to / f"{name}.md") as partial:
+            partial.write_text(text + "\n")
+    fill_page(page, page.parent / "figures", {name: [to] for name in blocks})
+    print(f"{page}: {', '.join(blocks)}")
+
+
+def made_with() -> str:
+    """The versions behind the numbers."""
+    versions = {name: version(name) for name in ("libtpu", "jax")}
+    return "Compiled by " + ", ".join(f"{name} {number}" for name, number in versions.items()) + "."
+
+
+def main(argv: Sequence[str] | None = None) -> None:
+    """Reads the flags, measures, and fills the page."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--page", required=True, type=Path, help="a Markdown file with places")
+    parser.add_argument("--to", required=True, type=Path, help="a folder for the numbers")
+    parser.add_argument("--only", default="", help="cells to measure, PATTERN[,PATTERN...]")
+    parser.add_argument("--dry_run", action="store_true", help="only list the cells")
+    args = parser.parse_args(argv)
+    with ends_in_one_line():
+        if not args.page.is_file():
+            raise ConfigError(f"--page={args.page} does not exist; expected a Markdown file")
+        if importlib.util.find_spec("libtpu") is None:
+            raise ConfigError("the TPU compiler, libtpu, is not installed; pip install '.[tpu]'")
+        cells = choose(all_cells(), [x for x in args.only.split(",") if x])
+        if args.dry_run:
+            print("\n".join(cell.name for cell in cells))
+            return
+        start = time.perf_counter()
+        with alone_in(args.to):
+            failed = measure_cells(cells, args.to)
+            fill(args.page, args.to)
+        print(f"{(time.perf_counter() - start) / 60:.1f} minutes")
+        if failed:
+            raise StageError(
+                f"{len(failed)} cells failed: {', '.join(failed)}; the rest is in {args.page}, and "
+                f"what the compiler said in {args.to / 'compiler.log'}"
+            )
+
+
+if __name__ == "__main__":
+    main()

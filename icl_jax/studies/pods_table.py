@@ -1,0 +1,199 @@
+"""The tables of `pods`: from the numbers of its cells to Markdown."""
+
+from collections.abc import Callable
+
+from icl_jax.config import ExperimentConfig
+from icl_jax.studies.pods_measure import (
+    CONFIGS,
+    DTYPE,
+    ENCODERS,
+    INDEXES,
+    SENTENCE_TOKENS,
+    SENTENCES,
+    Cell,
+    search_candidates,
+)
+from icl_jax.studies.pods_slices import ONE_CHIP, SLICES, generation_of, num_chips, slice_of
+from icl_jax.training.compile_for_tpu import GB
+
+TAPT_EXAMPLES = 170_000  # Levine et al. 2022, section 3.1; each counts as a row of its own
+DROPOUT_SLICE = "v5e-16"
+HOURS_CHIPS = 16  # of the slice that hours of embedding are told for
+Read = Callable[[Cell], dict | None]
+
+
+def count_steps(config: ExperimentConfig) -> tuple[int, str]:
+    """All steps of a run, and how they come about."""
+    training, more = config.training, config.branches.steps
+    if training.epochs:
+        steps = int(training.epochs * TAPT_EXAMPLES / config.batch_size)
+        told = f"{training.epochs:g} epochs of the paper's {TAPT_EXAMPLES:,} examples, a row each"
+        return steps, f"{steps:,} steps: {told}"
+    if not more:
+        return training.steps, f"{training.steps:,} steps"
+    return training.steps + more, f"{training.steps:,} regular steps and {more:,} with kNN examples"
+
+
+def training_table(name: str, config: ExperimentConfig, read: Read) -> str:
+    """What a config needs on every slice that was compiled for."""
+    steps, told = count_steps(config)
+    found = {place: read(Cell("training", name, place)) for place in SLICES}
+    found = {place: numbers for place, numbers in found.items() if numbers}
+    fitting = [numbers for numbers in found.values() if numbers["fits"]]
+    kinds = [kind for kind in _kinds(fitting) if any(n["sent"][kind] for n in fitting)]
+    sizes = f"{config.batch_size} rows of {config.sequence_length} tokens"
+    if fitting:
+        sizes = f"{fitting[0]['parameters']:,} parameters, {sizes}"
+    header = [
+        "slice", "chips", "rows/chip", "GB/chip", *(f"{kind}, MB" for kind in kinds), "step, ms",
+        "utilisation", "hours", "chip-hours",
+    ]  # fmt: skip
+    lines = [_training_line(place, n, config, steps, kinds) for place, n in found.items()]
+    text = f"`{CONFIGS[name]}`: {sizes}; {told}. {_left_out(len(SLICES) - len(found))}"
+    dropped = _dropout_sentence(name, found.get(DROPOUT_SLICE), read)
+    return "\n\n".join(filter(None, [text.strip(), _table(header, lines), dropped]))
+
+
+def _training_line(
+    place: str, numbers: dict, config: ExperimentConfig, steps: int, kinds: list[str]
+) -> list[str]:
+    chips = num_chips(SLICES[place])
+    line = [place, str(chips), f"{config.batch_size / chips:g}"]
+    if not numbers["fits"]:
+        return [*line, f"does not fit: {numbers['why']}", *[""] * (len(kinds) + 4)]
+    memory, use = numbers["memory"], numbers["utilisation"]
+    seconds = times(numbers)
+    hours = [steps * x / 3600 for x in seconds]
+    return [
+        *line,
+        f"{memory['total'] / GB:.2f} of {memory['available'] / GB:.2f}",
+        *(f"{numbers['sent'][kind] / 2**20:,.0f}" for kind in kinds),
+        span(*(1e3 * x for x in seconds)),
+        span(*(100 * use[x] for x in ("cycles_and_collectives", "cycles_or_collectives"))) + "%",
+        span(*hours),
+        span(*(chips * x for x in hours)),
+    ]
+
+
+def times(numbers: dict) -> tuple[float, float]:
+    """Seconds of a step: if collectives are hidden behind the rest, and if they are not."""
+    seconds = numbers["seconds"]
+    return seconds["cycles_or_collectives"], seconds["cycles_and_collectives"]
+
+
+def _kinds(fitting: list[dict]) -> list[str]:
+    return list(fitting[0]["sent"]) if fitting else []
+
+
+def _dropout_sentence(name: str, without: dict | None, read: Read) -> str:
+    """What dropout adds to the step on one slice, where that was compiled."""
+    dropped = read(Cell("dropout", name, DROPOUT_SLICE))
+    if not (dropped and without and dropped["fits"] and without["fits"]):
+        return ""
+    off, on = (span(*(1e3 * x for x in times(numbers))) for numbers in (without, dropped))
+    return (
+        f"With dropout, as the config has it, a step on {DROPOUT_SLICE} takes {on} ms, not {off}."
+    )
+
+
+def sentences_table(read: Read) -> str:
+    """What one chip embeds, and what all sentences cost."""
+    header = [
+        "encoder", "chip", "sentences/s a chip, cycles", "by roofline", "chip-hours",
+        f"hours on {HOURS_CHIPS} chips",
+    ]  # fmt: skip
+    lines, missing = [], 0
+    for encoder in ENCODERS:
+        for generation in ONE_CHIP:
+            numbers = read(Cell("encode", encoder, generation))
+            missing += numbers is None
+            if not numbers:
+                continue
+            if not numbers["fits"]:
+                lines.append([encoder, generation, numbers["why"], "", "", ""])
+                continue
+            rates = [numbers["sentences"] / x for x in encode_bounds(numbers)]
+            hours = [SENTENCES / rate / 3600 for rate in rates]
+            place = slice_of(generation, HOURS_CHIPS)
+            lines.append([
+                encoder, generation, *(f"{rate:,.0f}" for rate in reversed(rates)), span(*hours),
+                f"{place}: {span(*(x / HOURS_CHIPS for x in hours))}",
+            ])  # fmt: skip
+    text = (
+        f"{SENTENCES:,} sentences of {SENTENCE_TOKENS} tokens, {DTYPE} products, the steps of one "
+        f"chip. {_left_out(missing)}"
+    )
+    return f"{text.strip()}\n\n{_table(header, lines)}"
+
+
+def join_table(read: Read) -> str:
+    """What one chip searches, and what it costs that every sentence asks for its neighbours."""
+    header = [
+        "vectors of", "index", "slice", "GB/chip", "queries/s a chip, at most", "hours, at least",
+        "chip-hours, at least",
+    ]  # fmt: skip
+    lines, missing = [], 0
+    for encoder in ENCODERS:
+        for index in INDEXES:
+            for generation in ONE_CHIP:
+                numbers = read(Cell("search", f"{encoder}-{index}", generation))
+                missing += numbers is None
+                if numbers:
+                    lines.append(_join_line(encoder, index, generation, numbers))
+    text = (
+        f"{SENTENCES:,} queries against {SENTENCES:,} float32 vectors, {search_candidates()} "
+        f"candidates each, on the smallest slice that holds them. {_left_out(missing)}"
+    )
+    return f"{text.strip()}\n\n{_table(header, lines)}"
+
+
+def _join_line(encoder: str, index: str, generation: str, numbers: dict) -> list[str]:
+    vectors = f"{encoder}, {ENCODERS[encoder].embed_dim} wide"
+    if not numbers["fits"]:
+        return [vectors, index, generation, f"does not fit: {numbers['why']}", *[""] * 3]
+    chips, memory = num_chips(numbers["topology"]), numbers["memory"]
+    rates = [numbers["queries"] / x for x in search_bounds(numbers)]  # of the slice
+    hours = [SENTENCES / rate / 3600 for rate in rates]
+    return [
+        vectors,
+        index,
+        slice_of(generation_of(numbers["topology"]), chips),
+        f"{memory['total'] / GB:.2f} of {memory['available'] / GB:.2f}",
+        span(*(rate / chips for rate in rates)),
+        span(*hours),
+        span(*(chips * x for x in hours)),
+    ]
+
+
+def encode_bounds(numbers: dict) -> tuple[float, float]:
+    """Seconds of a step at the makers' peak rates, and by the compiler's cycles."""
+    seconds = numbers["seconds"]
+    return seconds["largest"], seconds["cycles_and_collectives"]
+
+
+def search_bounds(numbers: dict) -> tuple[float, float]:
+    """Seconds of a step: its longest part at the makers' peak rates, and the most that is known.
+
+    That is all parts one after the other, or the compiler's cycles. Both leave out the sorts and
+    `top_k`, for which it tells no cycles: a true step takes longer.
+    """
+    seconds = numbers["seconds"]
+    parts = numbers["passes"] * seconds["products"], seconds["memory"], seconds["collectives"]
+    return max(parts), max(sum(parts), seconds["cycles_and_collectives"])
+
+
+def span(one: float, other: float) -> str:
+    """`93-100`, the smaller first, or one number where both are shown alike."""
+    low, high = sorted((one, other))
+    form = ",.0f" if high >= 20 else ".1f" if high >= 1 else ".2g"
+    low, high = f"{low:{form}}", f"{high:{form}}"
+    return low if low == high else f"{low}-{high}"
+
+
+def _left_out(missing: int) -> str:
+    return f"({missing} lines of this table were not compiled.)" if missing else ""
+
+
+def _table(header: list[str], lines: list[list[str]]) -> str:
+    rows = [header, ["---"] * len(header), *lines]
+    return "\n".join(f"| {' | '.join(row)} |" for row in rows)

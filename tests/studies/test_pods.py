@@ -1,0 +1,233 @@
+"""What slices cost: tables from numbers, cells that are kept, and libtpu's word on small steps."""
+
+import importlib.util
+import json
+from pathlib import Path
+
+import jax
+import pytest
+
+from icl_jax.config import ConfigError, RobertaConfig, SearchConfig
+from icl_jax.experiment.branches import plan_branches
+from icl_jax.studies import pods, pods_measure, pods_table
+from icl_jax.studies.pods_measure import CONFIGS, Cell, read_config
+from icl_jax.studies.pods_slices import ONE_CHIP, SLICES, generation_of, num_chips, slice_of
+from icl_jax.training.compile_for_tpu import GB, GENERATIONS
+
+ROOT = Path(__file__).parents[2]
+needs_libtpu = pytest.mark.skipif(importlib.util.find_spec("libtpu") is None, reason="no libtpu")
+
+
+@pytest.fixture(autouse=True)
+def in_the_repository(monkeypatch):
+    """As a user runs it; the versions are made up, for libtpu may not be there."""
+    monkeypatch.chdir(ROOT)
+    monkeypatch.setattr(pods_measure, "version", lambda name: f"{name} 1")
+    monkeypatch.setattr(pods, "version", lambda name: "1.2.3")
+
+
+@pytest.fixture
+def compiles_anew():
+    """A program for chips that are not there cannot be read back from the cache."""
+    jax.config.update("jax_enable_compilation_cache", False)
+    yield
+    jax.config.update("jax_enable_compilation_cache", True)
+
+
+def numbers_of(topology="v5e:4x4", cycles=0.09, network=0.01, **more):
+    both = {"cycles_or_collectives": cycles, "cycles_and_collectives": cycles + network}
+    return {
+        "fits": True,
+        "topology": topology,
+        "parameters": 1234,
+        "memory": {"total": 3 * GB, "available": 15.75 * GB},
+        "sent": {"all-gather": 0.0, "all-reduce": 2.0 * 2**20, "all-to-all": 0.0},
+        "seconds": {
+            "products": 0.02, "memory": 0.05, "collectives": network, "largest": 0.05, **both,
+        },
+        "utilisation": {name: 0.03 / seconds for name, seconds in both.items()},
+        **more,
+    }  # fmt: skip
+
+
+def test_every_slice_has_the_chips_that_its_name_says():
+    chips = {name: num_chips(topology) for name, topology in SLICES.items()}
+    for name, count in chips.items():
+        generation, _, sold = name.partition("-")
+        assert count == int(sold) // (2 if generation in ("v4", "v5p") else 1)
+        assert SLICES[name].count("x") + 1 == GENERATIONS[generation].dimensions
+        assert slice_of(generation, count) == name
+    assert {generation_of(name) for name in chips} == set(ONE_CHIP) == set(GENERATIONS)
+    assert max(chips.values()) == 256 and len(chips) == 26
+
+
+def test_steps_are_those_of_the_configs_and_of_the_papers_examples():
+    steps = {name: pods_table.count_steps(read_config(name)) for name in CONFIGS}
+    assert steps["gpt_base_knn"][0] == 200_000 + 40_000
+    assert steps["gpt_medium_knn"][0] == 200_000 + 20_000
+    assert steps["roberta_base_knn_tapt"][0] == 3320  # 5 x 170,000 / 256
+    assert "5 epochs of the paper's 170,000" in steps["roberta_base_knn_tapt"][1]
+
+
+@pytest.mark.parametrize("name", ["gpt_base_knn", "gpt_medium_knn"])
+def test_both_phases_of_a_run_have_the_same_step(name, tmp_path):
+    config = read_config(name)
+    (branch,) = plan_branches(config, tmp_path)
+    for field in ("batch_size", "sequence_length", "model", "mesh"):
+        assert getattr(branch.config, field) == getattr(config, field)
+    assert branch.config.training.accumulate == config.training.accumulate
+    assert branch.config.training.objective == config.training.objective
+
+
+def test_a_training_line_is_hours_of_all_steps_and_a_slice_that_is_too_large_says_why():
+    found = {
+        "v5e-16": numbers_of(),
+        "v5e-32": {"fits": False, "topology": "v5e:4x8", "why": "batch_size 8 is not divisible"},
+    }
+    config = read_config("gpt_base_knn")
+    text = pods_table.training_table("gpt_base_knn", config, lambda cell: found.get(cell.place)
+                                     if cell.kind == "training" else None)  # fmt: skip
+    intro, table = text.split("\n\n")
+    assert "1,234 parameters, 512 rows of 256 tokens" in intro and "(24 lines" in intro
+    header, _, line, refused = table.splitlines()
+    assert "all-reduce, MB" in header and "all-gather" not in header
+    # 240,000 steps of 0.09 to 0.1 s.
+    assert line == ("| v5e-16 | 16 | 32 | 3.00 of 15.75 | 2 | 90-100 | 30-33% | 6.0-6.7 | 96-107 |")
+    assert "does not fit: batch_size 8 is not divisible" in refused
+    assert refused.count("|") == header.count("|")
+
+
+def test_what_dropout_adds_is_told_where_it_was_compiled():
+    def read(cell):
+        if cell.place == "v5e-16":
+            return numbers_of(cycles=0.13 if cell.kind == "dropout" else 0.09)
+
+    text = pods_table.training_table("gpt_base_knn", read_config("gpt_base_knn"), read)
+    assert text.endswith("a step on v5e-16 takes 130-140 ms, not 90-100.")
+
+
+def test_vectors_and_join_are_counted_from_sentences_and_queries_of_a_step():
+    def read(cell):
+        if cell.kind == "encode" and cell.subject == "MiniLM-L6" and cell.place == "v4":
+            return numbers_of("v4:1x1x1", network=0.0, sentences=9000)
+        if cell.kind == "search" and cell.place == "v5e" and cell.subject == "MiniLM-L6-exact":
+            return numbers_of(queries=1024, passes=6)
+
+    *_, line = pods_table.sentences_table(read).splitlines()
+    # 9,000 sentences in 0.09 s, at best in 0.05: 1e8 take 1,000 s and 555 s.
+    assert line == "| MiniLM-L6 | v4 | 100,000 | 180,000 | 0.15-0.28 | v4-32: 0.0096-0.017 |"
+    *_, line = pods_table.join_table(read).splitlines()
+    # Six passes of 0.02 s, then 0.05 s for memory and 0.01 s for links: 97,656 blocks of queries.
+    assert line == (
+        "| MiniLM-L6, 384 wide | exact | v5e-16 | 3.00 of 15.75 | 356-533 | 3.3-4.9 | 52-78 |"
+    )
+
+
+def fake_process(made, fail=()):
+    def run_process(names, to):
+        for name in names:
+            if name in fail:
+                return
+            cell = Cell(*name.split("/"))
+            made.append(name)
+            held = {"inputs": pods_measure.inputs_of(cell), "numbers": numbers_of(sentences=1)}
+            cell.file(to).write_text(json.dumps(held))
+            yield name, 60.0
+
+    return run_process
+
+
+def test_what_is_there_is_not_measured_again_until_the_compiler_or_config_changes(
+    monkeypatch, tmp_path, capsys
+):
+    made = []
+    monkeypatch.setattr(pods, "run_process", fake_process(made))
+    cells = [Cell("training", "gpt_base_knn", x) for x in ("v5e-4", "v5e-8", "v5e-16")]
+    assert pods.measure_cells(cells[:2], tmp_path) == []
+    assert "[1/2] training/gpt_base_knn/v5e-4: 60 s, about 1 min left" in capsys.readouterr().out
+    assert pods.measure_cells(cells, tmp_path) == []
+    assert made == [cell.name for cell in cells]  # each once
+    monkeypatch.setattr(pods_measure, "version", lambda name: "2")
+    assert pods_measure.read_cell(cells[0], tmp_path) is None
+    pods.measure_cells(cells[:1], tmp_path)
+    assert made[3:] == [cells[0].name]
+    config = read_config("gpt_base_knn")
+    config.batch_size = 256
+    monkeypatch.setattr(pods_measure, "read_config", lambda name: config)
+    assert pods_measure.read_cell(cells[0], tmp_path) is None
+
+
+def test_a_process_that_dies_costs_the_cell_that_it_died_of(monkeypatch, tmp_path):
+    made, cells = [], [Cell("encode", "MiniLM-L6", x) for x in ONE_CHIP]
+    monkeypatch.setattr(pods, "run_process", fake_process(made, fail=[cells[1].name]))
+    assert pods.measure_cells(cells, tmp_path) == [cells[1].name]
+    assert made == [cell.name for cell in (cells[0], *cells[2:])]
+
+
+def test_the_page_keeps_its_prose_and_gets_the_tables_between_its_markers(tmp_path, capsys):
+    cell = Cell("training", "gpt_base_knn", "v5e-16")
+    cell.file(tmp_path).parent.mkdir()
+    held = {"inputs": pods_measure.inputs_of(cell), "numbers": numbers_of()}
+    cell.file(tmp_path).write_text(json.dumps(held))
+    page, before = tmp_path / "page.md", (ROOT / "docs" / "pods.md").read_text()
+    page.write_text(before)
+    pods.fill(page, tmp_path)
+    filled = page.read_text()
+    assert "Compiled by libtpu 1.2.3, jax 1.2.3." in filled
+    assert "| v5e-16 | 16 | 32 | 3.00 of 15.75 | 2 | 90-100 | 30-33% |" in filled
+    prose = [line for line in before.splitlines() if line.startswith(("#", "-", "No TPU"))]
+    assert set(prose) <= set(filled.splitlines())
+    pods.fill(page, tmp_path)
+    assert page.read_text() == filled
+
+
+def test_a_pattern_that_names_nothing_is_refused_and_others_choose():
+    cells = pods.all_cells()
+    assert len(set(cells)) == len(cells) == 12 + 24 + 3 * 26 + 3
+    chosen = pods.choose(cells, ["training/*/v5e-4", "encode/MiniLM-L6/v4"])
+    assert [cell.place for cell in chosen] == ["v4", *["v5e-4"] * 3]
+    with pytest.raises(ConfigError, match="--only=train/x names no cell; expected KIND/SUBJECT"):
+        pods.choose(cells, ["train/x"])
+
+
+@needs_libtpu
+@pytest.mark.slow
+@pytest.mark.parametrize("index", ["approximate", "exact"])
+def test_a_search_on_two_chips_is_compiled_and_counted(monkeypatch, compiles_anew, index):
+    small = RobertaConfig(embed_dim=128, num_layers=1, num_heads=2)
+    monkeypatch.setattr(pods_measure, "ENCODERS", {"small": small})
+    monkeypatch.setattr(pods_measure, "SENTENCES", 4096)
+    monkeypatch.setattr(pods_measure, "_search_config", lambda: SearchConfig(neighbours=4))
+    monkeypatch.setattr(pods_measure, "SLICES", {"v5e-2": "v5e:1x2"})
+    numbers = pods_measure.measure_cell(Cell("search", f"small-{index}", "v5e"))
+    assert numbers["fits"] and numbers["unknown_loops"] == 0
+    # Each chip compares the queries with its half of the pool, and sends its best 40 to the other.
+    assert numbers["compiled_flops"] == 2 * numbers["queries"] * 2048 * 128
+    assert numbers["compiled_flops"] == numbers["model_flops"]
+    assert numbers["sent"]["all-gather"] >= numbers["queries"] * 40 * 4
+
+
+@needs_libtpu
+@pytest.mark.slow
+def test_an_encoder_without_weights_is_compiled_and_counted(monkeypatch, compiles_anew):
+    small = RobertaConfig(vocab_size=512, embed_dim=128, num_layers=2, num_heads=2, mlm_head=False)
+    monkeypatch.setattr(pods_measure, "ENCODERS", {"small": small})
+    numbers = pods_measure.measure_cell(Cell("encode", "small", "v5e"))
+    assert numbers["sentences"] == 8192 // 32
+    weights = 2 * 12 * 128 * 128
+    assert numbers["model_flops"] == 2 * 8192 * (weights + 2 * 2 * 64 * 128)
+    # Pooling, in float32, is the rest.
+    assert 1 <= numbers["compiled_flops"] / numbers["model_flops"] < 1.2
+    assert 0 < numbers["seconds"]["largest"] <= numbers["seconds"]["cycles"]
+    assert set(numbers["sent"].values()) == {0.0}
+
+
+@needs_libtpu
+@pytest.mark.slow
+def test_a_batch_with_fewer_rows_than_chips_says_so(monkeypatch, compiles_anew):
+    config = read_config("gpt_base_knn")
+    config.batch_size = 128
+    monkeypatch.setattr(pods_measure, "read_config", lambda name: config)
+    numbers = pods_measure.measure_cell(Cell("training", "gpt_base_knn", "v5e-256"))
+    assert not numbers["fits"]
+    assert "batch_size 128 is not divisible by mesh.data 256" in numbers["why"]
