@@ -20,6 +20,7 @@ LAYERS = [
         "step_folder",
         "parallel",
         "parallel_beam",
+        "parallel_hosts",
     },
     {"corpus", "models", "data"},
     {"retrieval"},
