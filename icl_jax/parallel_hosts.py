@@ -39,22 +39,20 @@ _leading: "_Session | None" = None
 _following = False
 
 
-def by_leader(work: Callable, *arguments, workdir: os.PathLike | None = None) -> None:
-    """Process 0 calls `work`, the others run shards for it; all return when it is done, or stop.
+def by_leader(work: Callable, *arguments, workdir: os.PathLike | None = None) -> object:
+    """Process 0 calls `work`, the others run shards for it; all return what it returns, or stop.
 
     `workdir`: a folder that all must see. A process that is alone just calls it.
     """
-    if job_size() == 1:
-        work(*arguments)
-        return
+    if job_size() == 1 or leads():
+        return work(*arguments)
     import jax
 
     jax.local_devices()  # opening the devices waits for all processes
     session = _Session(next(_sessions))
     if session.place == 0:
-        _lead(session, functools.partial(work, *arguments), workdir)
-    else:
-        _follow(session, workdir)
+        return _lead(session, functools.partial(work, *arguments), workdir)
+    return _follow(session, workdir)
 
 
 def leads() -> bool:
@@ -124,9 +122,10 @@ class _Look:
 
 @dataclasses.dataclass
 class _End:
-    """What the leader tells: that its work is done, or what stopped it."""
+    """What the leader tells: what its work returned, or what stopped it."""
 
-    error: HostError | None
+    result: object = None
+    error: HostError | None = None
 
 
 @dataclasses.dataclass
@@ -209,37 +208,38 @@ class _Session:
         return HostError(f"{self.name}: {text}")
 
 
-def _lead(session: _Session, work: Callable[[], None], workdir: os.PathLike | None) -> None:
+def _lead(session: _Session, work: Callable, workdir: os.PathLike | None) -> object:
     global _leading
     try:
         if workdir is not None and "://" not in str(workdir):
             _check_seen(session, workdir)
         _leading = session
-        work()
+        result = work()
+        session.tell(_End(result))
     except BaseException as error:
-        session.tell(_End(session.blame(error)))
+        session.tell(_End(error=session.blame(error)))
         raise
     finally:
         _leading = None
-    session.tell(_End(None))
+    return result
 
 
-def _follow(session: _Session, workdir: os.PathLike | None) -> None:
+def _follow(session: _Session, workdir: os.PathLike | None) -> object:
     global _following
     _following = True
     try:
-        _answer(session, workdir)
+        return _answer(session, workdir)
     finally:
         _following = False
 
 
-def _answer(session: _Session, workdir: os.PathLike | None) -> None:
+def _answer(session: _Session, workdir: os.PathLike | None) -> object:
     """Does what the leader tells, until it has ended."""
     for number, told in session.hear():
         if isinstance(told, _End):
             if told.error is not None:
                 raise told.error
-            return
+            return told.result
         if isinstance(told, _Look):
             sees = _sees(Path(workdir) / told.name)
             session.write(f"{number}/sees/{session.place}", "" if sees else session.name)
