@@ -90,10 +90,10 @@ def run_here(
     runner: Runner,
     finished: Callable[[int, object, tuple[str, int]], None],
 ) -> None:
-    """Runs numbered tasks, asked for when a worker is about to be free; `finished` hears of each,
-    with its number, its result and the memory of the process that ran it.
+    """Runs numbered tasks, each asked for when a worker is free; `finished` hears of each.
 
-    With one worker in this process, else in the processes of its pool.
+    With its number, its result and the memory of the process that ran it. With one worker that is
+    this process, else one of its pool.
     """
     if workers <= 1:
         for index, task in tasks:
@@ -102,7 +102,7 @@ def run_here(
     pool, tasks, running = _working_pool(runner.threads), iter(tasks), {}
     try:
         while True:
-            for index, task in itertools.islice(tasks, runner.threads + 1 - len(running)):
+            for index, task in itertools.islice(tasks, workers - len(running)):
                 running[pool.submit(_call, function, task)] = index
             if not running:
                 return

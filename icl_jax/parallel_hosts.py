@@ -15,8 +15,6 @@ import functools
 import itertools
 import os
 from pathlib import Path
-import pickle
-import socket
 import threading
 import time
 import traceback
@@ -25,17 +23,16 @@ import uuid
 from tqdm import tqdm
 
 from icl_jax.config import ConfigError, StageError
-from icl_jax.distributed import job_place, job_size, job_store
+from icl_jax.distributed import job_size
+from icl_jax.hosts_session import HostError, Session
 from icl_jax.parallel import KeptOpen, Runner, run_here
 from icl_jax.step_cost import note_worker, peak_of_this_process
 
-_ASK_SECONDS = 2  # the store is asked for so long at a time
 _TELL_SECONDS = 0.5  # between two counts for the progress bar
 _LOOK_SECONDS = 5  # a follower looks for a file of the leader
-_NO_MORE = str(1 << 30)  # more than there are tasks; the store counts in 32 bits
 
 _sessions = itertools.count()  # in step on all processes: all run the same stages
-_leading: "_Session | None" = None
+_leading: Session | None = None
 _following = False
 
 
@@ -49,7 +46,7 @@ def by_leader(work: Callable, *arguments, workdir: os.PathLike | None = None) ->
     import jax
 
     jax.local_devices()  # opening the devices waits for all processes
-    session = _Session(next(_sessions))
+    session = Session(next(_sessions))
     if session.place == 0:
         return _lead(session, functools.partial(work, *arguments), workdir)
     return _follow(session, workdir)
@@ -84,7 +81,11 @@ def run(
         own = _work(session, step, call, count)
         if isinstance(own.error, KeyboardInterrupt):
             raise own.error  # who pressed Ctrl-C does not wait for the tasks of others
-        ended = [own, *(session.read(f"{step}/ended/{place}") for place in session.others)]
+        try:
+            ended = [own, *(session.read(f"{step}/ended/{place}") for place in session.others)]
+        except KeyboardInterrupt:
+            session.stop(step)
+            raise
     for part in ended:
         if part.error is not None:
             raise part.error
@@ -96,10 +97,6 @@ def run(
         note_worker(name, peak)
     session.forget(step)
     return [results[index] for index in range(len(tasks))]
-
-
-class HostError(StageError):
-    """What stopped one process of the job; the text says which."""
 
 
 @dataclasses.dataclass
@@ -135,80 +132,10 @@ class _Ended:
     indices: list[int]  # of the tasks that it ran
     peaks: dict[str, int]  # the memory of its processes
     error: BaseException | None
-    results: dict[int, object]  # of its tasks; followers leave theirs in the store, one by one
+    results: dict[int, object]  # of the leader's; followers leave theirs in the store
 
 
-class _Session:
-    """One piece of work by the leader, in the store's keys that begin with its number."""
-
-    def __init__(self, number: int):
-        self._store, self._prefix = job_store(), f"icl_jax/hosts/{number}/"
-        self._told = itertools.count()
-        self.place, self.others = job_place(), range(1, job_size())
-        self.name = f"process {self.place} ({socket.gethostname()})"
-
-    def tell(self, what: _Call | _Look | _End) -> int:
-        """By the leader to all; returns the number of what it told."""
-        number = next(self._told)
-        self.write(f"told/{number}", what)
-        return number
-
-    def hear(self) -> Iterator[tuple[int, _Call | _Look | _End]]:
-        """By a follower: all that is told."""
-        for number in itertools.count():
-            yield number, self.read(f"told/{number}")
-
-    def write(self, key: str, value: object) -> None:
-        self._store.key_value_set_bytes(self._prefix + key, pickle.dumps(value))
-
-    def read(self, key: str) -> object:
-        """Waits for it, however long that takes."""
-        import jax
-
-        while True:
-            try:
-                found = self._store.blocking_key_value_get_bytes(
-                    self._prefix + key, 1000 * _ASK_SECONDS
-                )
-                return pickle.loads(found)
-            except jax.errors.JaxRuntimeError as error:
-                if "DEADLINE_EXCEEDED" not in str(error):
-                    reason = str(error).splitlines()[0]
-                    raise StageError(f"{self.name} lost the others of its job: {reason}") from None
-
-    def take(self, step: int) -> int:
-        """The next task that nobody has taken."""
-        return self._store.key_value_increment(f"{self._prefix}{step}/taken", 1) - 1
-
-    def stop(self, step: int) -> None:
-        """Nobody finds a next task any more."""
-        self._store.key_value_set(f"{self._prefix}{step}/taken", _NO_MORE, allow_overwrite=True)
-
-    def count(self, step: int, done: int) -> None:
-        """How much this process has done of a step."""
-        key = f"{self._prefix}{step}/count/{self.place}"
-        self._store.key_value_set(key, str(done), allow_overwrite=True)
-
-    def counted(self, step: int) -> int:
-        """How much the followers have done of a step."""
-        found = self._store.key_value_dir_get(f"{self._prefix}{step}/count/")
-        return sum(int(count) for _, count in found)
-
-    def forget(self, step: int) -> None:
-        """Empties the store of a step that all have ended."""
-        self._store.key_value_delete(f"{self._prefix}{step}/")
-        self._store.key_value_delete(f"{self._prefix}told/{step}")
-
-    def blame(self, error: BaseException) -> HostError:
-        """The error as all processes tell it."""
-        if isinstance(error, HostError):
-            return error
-        expected = isinstance(error, ConfigError | StageError)
-        text = str(error) if expected else f"{type(error).__name__}: {error}"
-        return HostError(f"{self.name}: {text}")
-
-
-def _lead(session: _Session, work: Callable, workdir: os.PathLike | None) -> object:
+def _lead(session: Session, work: Callable, workdir: os.PathLike | None) -> object:
     global _leading
     try:
         if workdir is not None and "://" not in str(workdir):
@@ -217,14 +144,15 @@ def _lead(session: _Session, work: Callable, workdir: os.PathLike | None) -> obj
         result = work()
         session.tell(_End(result))
     except BaseException as error:
-        session.tell(_End(error=session.blame(error)))
+        with contextlib.suppress(RuntimeError):  # the store may be what is gone
+            session.tell(_End(error=session.blame(error)))
         raise
     finally:
         _leading = None
     return result
 
 
-def _follow(session: _Session, workdir: os.PathLike | None) -> object:
+def _follow(session: Session, workdir: os.PathLike | None) -> object:
     global _following
     _following = True
     try:
@@ -233,7 +161,7 @@ def _follow(session: _Session, workdir: os.PathLike | None) -> object:
         _following = False
 
 
-def _answer(session: _Session, workdir: os.PathLike | None) -> object:
+def _answer(session: Session, workdir: os.PathLike | None) -> object:
     """Does what the leader tells, until it has ended."""
     for number, told in session.hear():
         if isinstance(told, _End):
@@ -244,24 +172,29 @@ def _answer(session: _Session, workdir: os.PathLike | None) -> object:
             sees = _sees(Path(workdir) / told.name)
             session.write(f"{number}/sees/{session.place}", "" if sees else session.name)
             continue
-        count = _Count(session, number)
-        ended = _work(session, number, told, count)
-        session.count(number, count.done)
-        for index, result in ended.results.items():
-            session.write(f"{number}/result/{index}", result)
+        if isinstance(told, _Call):
+            count = _Count(session, number)
+            ended = _work(session, number, told, count)
+            session.count(number, count.done)
+        else:
+            ended = _Ended([], {}, told, {})
         blamed = None if ended.error is None else session.blame(ended.error)
-        answer = dataclasses.replace(ended, results={}, error=blamed)
+        answer = dataclasses.replace(ended, error=blamed)
         session.write(f"{number}/ended/{session.place}", answer)
         if isinstance(ended.error, KeyboardInterrupt):
             raise ended.error
 
 
-def _work(session: _Session, step: int, call: _Call, count: "_Count") -> _Ended:
+def _work(session: Session, step: int, call: _Call, count: "_Count") -> _Ended:
     """Takes tasks until there are none; an error is told in what is returned."""
-    results, peaks, error = {}, {}, None
+    indices, results, peaks, error = [], {}, {}, None
 
     def finished(index: int, result: object, peak: tuple[str, int]) -> None:
-        results[index] = result
+        if session.place:
+            session.write(f"{step}/result/{index}", result)
+        else:
+            results[index] = result
+        indices.append(index)
         peaks[peak[0]] = max(peak[1], peaks.get(peak[0], 0))
         count.end_task(call.sizes[index])
 
@@ -287,13 +220,13 @@ def _work(session: _Session, step: int, call: _Call, count: "_Count") -> _Ended:
             traceback.print_exc()  # the leader tells only what it says
     finally:
         KeptOpen.close_all()  # what comes next needs the memory
-    return _Ended([*results], peaks, error, results)
+    return _Ended(indices, peaks, error, results)
 
 
 class _Count:
     """How much of a step this process has done; a follower tells it now and then."""
 
-    def __init__(self, session: _Session, step: int):
+    def __init__(self, session: Session, step: int):
         self._session, self._step = session, step
         self.done = self._of_task = 0
         self._told = -_TELL_SECONDS
@@ -320,7 +253,7 @@ class _Count:
 
 
 @contextlib.contextmanager
-def _moving(bar: tqdm, session: _Session, step: int):
+def _moving(bar: tqdm, session: Session, step: int):
     """Moves the leader's bar by what all processes do; yields the count of its own."""
     count, stopped, started = _Count(session, step), threading.Event(), bar.n
 
@@ -341,7 +274,7 @@ def _moving(bar: tqdm, session: _Session, step: int):
     look()
 
 
-def _check_seen(session: _Session, workdir: os.PathLike) -> None:
+def _check_seen(session: Session, workdir: os.PathLike) -> None:
     """Stops where a host would write its shards to another folder than the leader reads."""
     token = Path(workdir) / f"seen-by-all-{uuid.uuid4().hex}"
     try:
@@ -355,7 +288,7 @@ def _check_seen(session: _Session, workdir: os.PathLike) -> None:
     finally:
         token.unlink()
     if any(blind):
-        raise ConfigError(
+        raise HostError(
             f"{', '.join(filter(None, blind))} cannot see what {session.name} writes to {workdir}; "
             "expected a --workdir on a disk that all hosts share, under the same path"
         )

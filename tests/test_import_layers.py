@@ -15,6 +15,7 @@ LAYERS = [
         "config_tree",
         "distributed",
         "flag_errors",
+        "hosts_session",
         "sharding",
         "step_cost",
         "step_folder",
