@@ -128,3 +128,27 @@ def _on_tpu() -> bool:
 
 def _tasks_of_slurm() -> int:
     return int(os.environ.get("SLURM_NTASKS", 1)) if "SLURM_PROCID" in os.environ else 1
+
+
+def job_size() -> int:
+    """How many processes the job has; 1 where this process is alone."""
+    return _state().num_processes or 1
+
+
+def job_place() -> int:
+    """Which of them this process is, from 0."""
+    return _state().process_id or 0
+
+
+def job_store():
+    """The key-value store of the job, which all of its processes reach.
+
+    It lies in process 0, and is what JAX, Orbax and the like tell each other things by.
+    """
+    return _state().client
+
+
+def _state():
+    from jax._src import distributed  # there is no public door to the store
+
+    return distributed.global_state

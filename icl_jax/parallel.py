@@ -1,20 +1,24 @@
-"""Runs one function on many shards, with progress: in processes of this machine, or by Beam."""
+"""Runs one function on many shards, with progress: in processes of this machine, or of others."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 import concurrent.futures.process
 import dataclasses
 import functools
+import itertools
 import multiprocessing.connection
 import os
 from pathlib import Path
 import signal
 import sys
 import threading
+from typing import ClassVar
 
 from tqdm import tqdm
 
 from icl_jax.config import DesignConfig, StageError
 from icl_jax.step_cost import forget_peak, note_worker, peak_of_this_process
+
+_FIRST = concurrent.futures.FIRST_COMPLETED
 
 
 @dataclasses.dataclass(frozen=True)
@@ -24,7 +28,7 @@ class Runner:
     workers: int = 0  # processes of this machine; 0: one for each core
     kind: str = "local"
     options: tuple[str, ...] = ()  # of Beam
-    folder: str = ""  # where workers of Beam leave results; all of them must see it
+    folder: str = ""  # in a workdir's design: where workers of Beam leave results; all see it
 
     @classmethod
     def of(cls, design: DesignConfig, folder: str | Path = "") -> "Runner":
@@ -36,35 +40,76 @@ class Runner:
         """How many threads one process may keep busy."""
         return self.workers or count_cores()
 
+    @property
+    def elsewhere(self) -> bool:
+        """Whether others than this process and its workers take shards: they know names alone."""
+        from icl_jax import parallel_hosts
+
+        return self.kind == "beam" or parallel_hosts.leads()
+
 
 def run_shards(
-    function: Callable, tasks: Sequence[tuple], bar: tqdm, sizes: Sequence[int], runner: Runner
+    function: Callable,
+    tasks: Sequence[tuple],
+    bar: tqdm,
+    sizes: Sequence[int],
+    runner: Runner,
+    whole_host: bool = False,
 ) -> list:
     """`function(*task)` for every task, results in the order of the tasks.
 
     `function` is one of a module, and its arguments can be pickled. `bar` advances by a task's size
     when it is done. With one worker all runs in this process. After an error nothing new is begun,
-    what runs is finished, and the error is raised.
+    what runs is finished, and the error is raised. Where this process leads a job of several hosts
+    (`parallel_hosts`), all of them take tasks. `whole_host`: one task keeps all devices and cores
+    of a host busy; there it has `progress` as its last argument, to tell of parts of its size.
     """
     if runner.kind == "beam":
         from icl_jax import parallel_beam
 
         return parallel_beam.run(function, tasks, bar, sizes, runner)
-    workers = min(runner.threads, len(tasks))
+    if runner.elsewhere:
+        from icl_jax import parallel_hosts
+
+        return parallel_hosts.run(function, tasks, bar, sizes, runner, whole_host)
+    results: list = [None] * len(tasks)
+
+    def finished(index: int, result: object, peak: tuple[str, int]) -> None:
+        results[index] = result
+        note_worker(*peak)
+        bar.update(sizes[index])
+
+    run_here(function, enumerate(tasks), min(runner.threads, len(tasks)), runner, finished)
+    return results
+
+
+def run_here(
+    function: Callable,
+    tasks: Iterable[tuple[int, tuple]],
+    workers: int,
+    runner: Runner,
+    finished: Callable[[int, object, tuple[str, int]], None],
+) -> None:
+    """Runs numbered tasks, each asked for when a worker is free; `finished` hears of each.
+
+    With its number, its result and the memory of the process that ran it. With one worker that is
+    this process, else one of its pool.
+    """
     if workers <= 1:
-        results = []
-        for task, size in zip(tasks, sizes, strict=True):
-            results.append(function(*task))
-            bar.update(size)
-        return results
-    pool, futures = _working_pool(runner.threads), []
+        for index, task in tasks:
+            finished(index, function(*task), peak_of_this_process())
+        return
+    pool, tasks, running = _working_pool(runner.threads), iter(tasks), {}
     try:
-        for task in tasks:
-            futures.append(pool.submit(_call, function, task))
-        size_of = dict(zip(futures, sizes, strict=True))
-        for future in concurrent.futures.as_completed(futures):
-            note_worker(*future.result()[1])
-            bar.update(size_of[future])
+        while True:
+            for index, task in itertools.islice(tasks, workers - len(running)):
+                running[pool.submit(_call, function, task)] = index
+            if not running:
+                return
+            done, _ = concurrent.futures.wait(running, return_when=_FIRST)
+            for future in done:
+                result, peak = future.result()
+                finished(running.pop(future), result, peak)
     except concurrent.futures.process.BrokenProcessPool:
         _end_pool(pool)
         raise StageError(
@@ -72,15 +117,49 @@ def run_shards(
             "what was finished stays. Give the same command again with fewer design.workers"
         ) from None
     except BaseException:
-        for future in futures:
+        for future in running:
             future.cancel()
-        concurrent.futures.wait(futures)
+        concurrent.futures.wait(running)
         raise
-    return [future.result()[0] for future in futures]
+
+
+class KeptOpen:
+    """What a worker opens by its description and keeps for the next task, until told to close."""
+
+    _all: ClassVar[list["KeptOpen"]] = []
+
+    def __init__(self, open_: Callable[[str], object]):
+        self._open = open_
+        self.close()
+        self._all.append(self)
+
+    def __call__(self, described: str) -> object:
+        """The same object as long as the same is asked for."""
+        if self._described != described:
+            self.close()  # before the next takes memory
+            self.lend(described, self._open(described))
+        return self._kept
+
+    def lend(self, described: str, opened: object) -> None:
+        """Gives what is open already, so that it is not opened a second time."""
+        self._described, self._kept = described, opened
+
+    def close(self) -> None:
+        """Lets it go, with the memory of the devices that it lies on."""
+        self._described = self._kept = None
+
+    @classmethod
+    def close_all(cls) -> None:
+        """Lets everything go that this process has open so."""
+        for kept in cls._all:
+            kept.close()
 
 
 def progress_bar(**options) -> tqdm:
     """A bar with rate and time left; a line every 10 seconds where nobody watches."""
+    from icl_jax import parallel_hosts
+
+    options.setdefault("disable", parallel_hosts.follows())
     terminal = sys.stderr.isatty()
     return tqdm(mininterval=0.1 if terminal else 10, dynamic_ncols=True, **options)
 

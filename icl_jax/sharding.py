@@ -5,6 +5,7 @@ Models name logical axes only; which devices hold what is decided here and nowhe
 
 from collections.abc import Sequence
 import contextlib
+import math
 
 from flax import nnx
 import jax
@@ -42,6 +43,25 @@ def make_mesh(config: MeshConfig, devices: Sequence[jax.Device] | None = None) -
         )
     # jax.make_mesh lays neighbours on the pod's network and would default to Explicit axes.
     return jax.make_mesh(sizes, MESH_AXES, axis_types=(AxisType.Auto,) * 3, devices=devices)
+
+
+def make_host_mesh(config: MeshConfig) -> Mesh:
+    """The mesh over the devices of this host alone, where it works without the others of its job.
+
+    Alone in its job it has all devices, as the config says; else each axis is as large as it can be
+    on one host, tensor first, and data takes what is left.
+    """
+    devices = jax.local_devices()
+    if len(devices) == jax.device_count():
+        return make_mesh(config, devices)
+    sizes, left = {}, len(devices)
+    for axis in reversed(MESH_AXES):
+        size = getattr(config, axis)
+        sizes[axis] = -1 if size == -1 else math.gcd(size, left)
+        left //= abs(sizes[axis])
+    if -1 not in sizes.values():
+        sizes["data"] = -1
+    return make_mesh(MeshConfig(**sizes), devices)
 
 
 def spec(logical_axes: Sequence[str | None], shape: Sequence[int], mesh) -> PartitionSpec:

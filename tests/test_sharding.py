@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from icl_jax.config import ConfigError, MeshConfig
-from icl_jax.sharding import MESH_AXES, check_mesh, make_mesh, spec
+from icl_jax.sharding import MESH_AXES, check_mesh, make_host_mesh, make_mesh, spec
 
 MESH = AbstractMesh((2, 3, 5), MESH_AXES)
 
@@ -44,6 +44,19 @@ def test_minus_one_takes_all_the_devices_that_are_left(config, shape):
     mesh = make_mesh(config)
     assert mesh.devices.shape == shape and mesh.axis_names == MESH_AXES
     assert set(mesh.devices.flat) == set(jax.devices())
+
+
+@pytest.mark.parametrize(
+    "of_all, of_host",
+    [((-1, 1, 1), (4, 1, 1)), ((8, 1, 1), (4, 1, 1)), ((1, 8, 1), (1, 4, 1)),
+     ((2, 2, 2), (1, 2, 2)), ((1, -1, 2), (1, 2, 2)), ((4, 2, 1), (2, 2, 1))],
+)  # fmt: skip
+def test_a_host_cuts_its_own_devices_as_far_as_the_mesh_of_all_says(monkeypatch, of_all, of_host):
+    own = jax.devices()[4:]
+    monkeypatch.setattr(jax, "local_devices", lambda: own)
+    mesh = make_host_mesh(MeshConfig(*of_all))
+    assert tuple(mesh.shape.values()) == of_host
+    assert set(mesh.devices.flat) == set(own)
 
 
 def test_a_product_other_than_the_device_count_is_refused():

@@ -4,7 +4,6 @@ import importlib
 from pathlib import Path
 
 from etils import epath
-import jax
 from jax.sharding import Mesh
 
 from icl_jax.config import (
@@ -17,7 +16,7 @@ from icl_jax.config import (
 from icl_jax.config_tree import validate
 from icl_jax.evaluation.subject import Subject, open_subject, planned_subject
 from icl_jax.evaluation.task import Task, check_folder, read_finished, read_model, run_task
-from icl_jax.sharding import make_mesh
+from icl_jax.sharding import make_host_mesh
 from icl_jax.step_folder import OtherInputsError, alone_in, beside, write_json
 
 # Task -> its module and class; imported when it is asked for.
@@ -112,7 +111,7 @@ def evaluate_run(
     wanted = config.evaluation
     subject = open_subject(str(model), wanted.tokenizer, wanted.ema)
     output = output or default_output(subject)
-    evaluate(subject, wanted, output, make_mesh(config.mesh), brief)
+    evaluate(subject, wanted, output, make_host_mesh(config.mesh), brief)
     return output
 
 
@@ -155,9 +154,4 @@ def _check_call(config: EvaluationConfig) -> None:
         raise ConfigError(
             "no task to evaluate; expected evaluation.tasks (--tasks of icl_jax.evaluation.run), "
             f"some of {', '.join(TASKS)}"
-        )
-    if jax.process_count() > 1:
-        raise ConfigError(
-            f"expected one process, got {jax.process_count()}: one process evaluates, on all its "
-            "devices; run --stages=evaluate by itself on one host"
         )

@@ -31,7 +31,7 @@ from icl_jax.retrieval.design_folders import DesignFolders, shard_bytes_of
 from icl_jax.retrieval.find_related import check_design, find_related
 from icl_jax.retrieval.neighbours import Neighbours
 from icl_jax.retrieval.search import describe_thresholds
-from icl_jax.sharding import make_mesh
+from icl_jax.sharding import make_host_mesh
 from icl_jax.step_folder import OtherInputsError, StepFolder, alone_in, read_inputs, write_json
 
 
@@ -115,7 +115,7 @@ class Build:
         folder = self.folders.groups / strategy
         if gain_inputs(self.examples, strategy):
             filter_groups(
-                folder, self.examples, self.limit, make_mesh(self.config.mesh), self.sentences,
+                folder, self.examples, self.limit, make_host_mesh(self.config.mesh), self.sentences,
                 self.tokenizer, self.runner, self.workdir, strategy == "document_path",
             )  # fmt: skip
         else:

@@ -10,7 +10,6 @@ sentences of one document go well together. A group of one piece has no gain (Na
 """
 
 from collections.abc import Callable, Iterator
-import functools
 import itertools
 import json
 from pathlib import Path
@@ -28,9 +27,9 @@ from icl_jax.example_design.groups import Groups, GroupShard, keep_file, read_gr
 from icl_jax.example_design.layout import Marks, in_context
 from icl_jax.example_design.sentences import Sentences, open_sentences
 from icl_jax.models.passage_losses import Passage, PassageLosses, ask
-from icl_jax.parallel import Runner, progress_bar, run_shards
+from icl_jax.parallel import KeptOpen, Runner, progress_bar, run_shards
 from icl_jax.retrieval.design_folders import DesignFolders
-from icl_jax.sharding import make_mesh
+from icl_jax.sharding import make_host_mesh
 from icl_jax.step_folder import StepFolder, beside, read_inputs, write_json
 
 MASK_SHARE = 0.15  # of a sentence's tokens, at least one
@@ -52,8 +51,9 @@ def filter_groups(
 ) -> dict:
     """Writes beside the groups in `folder` which are kept, and to `folder`/gain what each gains.
 
-    Here the shards have the devices one after the other. Workers of Beam open `workdir` and a model
-    of their own, on a mesh cut as `mesh`. `whole_documents`: the pieces are those of documents.
+    Here the shards have the devices one after the other. Workers of Beam, and all hosts of a job,
+    open `workdir` and a model of their own, on a mesh cut as `mesh`. `whole_documents`: the pieces
+    are those of documents.
     """
     check_gain_model(examples, limit, tokenizer)
     made_from = {
@@ -70,11 +70,11 @@ def filter_groups(
         todo = [sizes[i] for i in missing]
         shown = {"initial": sum(sizes) - sum(todo), "unit": "passage", "desc": "gain"}
         with progress_bar(total=sum(sizes), **shown) as bar:
-            if runner and runner.kind == "beam":
+            if runner and runner.elsewhere:
                 model = _describe(examples.gain_model, limit, mesh, made_from["model"])
                 task = (workdir, sentences.fingerprint, tokenizer.fingerprint, model, str(folder))
                 tasks = [(*task, whole_documents, i) for i in missing]
-                run_shards(measure_in_worker, tasks, bar, todo, runner)
+                run_shards(measure_in_worker, tasks, bar, todo, runner, whole_host=True)
             elif missing:
                 model = open_gain_model(examples.gain_model, limit, mesh)
                 for i in missing:
@@ -126,6 +126,7 @@ def measure_in_worker(
     folder: str,
     whole_documents: bool,
     index: int,
+    progress: Callable[[int], None] = lambda count: None,
 ) -> None:
     """As `measure`, of names alone, into the file of the gains; the model stays for the next shard.
 
@@ -135,7 +136,7 @@ def measure_in_worker(
         sentences = open_sentences(workdir, fingerprint)
         reader = open_tokenizer(str(DesignFolders(workdir).tokenizer), tokenizer)
         shard = read_groups(Path(folder), index)
-        gains = measure(shard, sentences, reader, _open_model(model), whole_documents)
+        gains = measure(shard, sentences, reader, _open_model(model), whole_documents, progress)
         _save(gain_file(Path(folder), index), gains)
 
 
@@ -222,7 +223,7 @@ def _describe(folder: str, limit: int, mesh: Mesh | None, checksum: str) -> str:
     return json.dumps(told | {"checksum": checksum})
 
 
-@functools.lru_cache(maxsize=1)
+@KeptOpen
 def _open_model(described: str) -> PassageLosses:
     told = json.loads(described)
     if model_checksum(told["folder"]) != told["checksum"]:
@@ -230,7 +231,7 @@ def _open_model(described: str) -> PassageLosses:
             f"{told['folder']} holds another model for a worker than for the process that started "
             "it; expected the same files under that path on every machine"
         )
-    mesh = told["mesh"] and make_mesh(from_dict(told["mesh"]))
+    mesh = told["mesh"] and make_host_mesh(from_dict(told["mesh"]))
     return open_gain_model(told["folder"], told["limit"], mesh)
 
 

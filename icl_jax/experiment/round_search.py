@@ -24,7 +24,7 @@ from icl_jax.retrieval.search import check_search
 from icl_jax.retrieval.search_shards import Search, SearchFolders, open_engine
 from icl_jax.retrieval.selection import Selection
 from icl_jax.retrieval.signatures import load_signatures
-from icl_jax.sharding import make_mesh
+from icl_jax.sharding import make_host_mesh
 from icl_jax.step_folder import StepFolder, read_inputs
 
 _SAMPLE = 5000  # queries that the threshold is chosen on
@@ -39,7 +39,7 @@ def export_encoder(run: str, folder: Path, config: ExperimentConfig) -> None:
         print(f"the encoder: {run}, step {subject.identity['step']}", flush=True)
         for left in (folder / "config.json", *folder.glob("*.safetensors*")):  # of a killed run
             left.unlink(missing_ok=True)
-        huggingface.save(subject.load(make_mesh(config.mesh)), folder)
+        huggingface.save(subject.load(make_host_mesh(config.mesh)), folder)
         subject.tokenizer.save(folder)
         step.complete({"run": run, "step": subject.identity["step"]})
 
@@ -104,7 +104,7 @@ def choose_threshold(similarities: np.ndarray, wanted: float) -> float:
 
 def _open_search(config: ExperimentConfig, workdir: Path) -> Search:
     """The search that the design will make, over vectors that are made here."""
-    design, folders, mesh = config.design, DesignFolders(workdir), make_mesh(config.mesh)
+    design, folders, mesh = config.design, DesignFolders(workdir), make_host_mesh(config.mesh)
     runner, settings = folders.runner(design), design.search
     encoder = open_encoder(design.encoder, mesh, None)
     corpus = queries = SentenceTable.open(folders.corpus)

@@ -18,6 +18,7 @@ from icl_jax.corpus.files import describe_files
 from icl_jax.evaluation.compare import compare
 from icl_jax.evaluation.evaluate import evaluate_run
 from icl_jax.example_design.arms import ARMS, NEED_NEIGHBOURS, strategies_of
+from icl_jax.experiment.branches import Branch
 from icl_jax.experiment.comparison import evaluate_each
 from icl_jax.experiment.neighbour_overlap import compare_neighbours
 from icl_jax.experiment.progress import one_by_one
@@ -40,6 +41,7 @@ from icl_jax.experiment.round_search import (
 from icl_jax.experiment.rounds_report import report_rounds, show_rounds
 from icl_jax.experiment.stages import run_stages
 from icl_jax.models import huggingface_format
+from icl_jax.parallel_hosts import by_leader
 from icl_jax.retrieval.design_folders import DesignFolders
 from icl_jax.retrieval.neighbours import Neighbours
 from icl_jax.step_folder import alone_in, read_results, write_json
@@ -53,24 +55,24 @@ def run_rounds(config: ExperimentConfig, workdir: epath.Path, stages: Sequence[s
 
     Writes WORKDIR/rounds.json, .md and .png. WORKDIR/rounds/NUMBER/round.json ends a round.
     """
-    _check(config, workdir, stages)
+    by_leader(_check, config, workdir, stages)
     first = first_round(config, workdir)
     if "check" in stages:
         run_stages(first.config, workdir, ["check"])
     before, anew = None, False
     for number in range(1, config.rounds + 1):
-        own = None if anew else _find(first, before, number)
+        own = None if anew else by_leader(_find, first, before, number)
         if own is None:
             anew = True  # what follows was made from another model
-            print(f"\nround {number} of {config.rounds}", flush=True)
-            own = first if before is None else _prepare(first, before)
+            by_leader(print, f"\nround {number} of {config.rounds}")
+            own = first if before is None else by_leader(_prepare, first, before)
             _run(own, before)
-            _complete(own, before, workdir)
-            report_rounds(workdir, number)
+            by_leader(_complete, own, before, workdir)
+            by_leader(report_rounds, workdir, number)
         before = own
     if not anew:
-        print(f"all {config.rounds} rounds are complete")
-        show_rounds(workdir, config.rounds)
+        by_leader(print, f"all {config.rounds} rounds are complete")
+        by_leader(show_rounds, workdir, config.rounds)
 
 
 def _check(config: ExperimentConfig, workdir: epath.Path, stages: Sequence[str]) -> None:
@@ -169,6 +171,11 @@ def _run(own: Round, before: Round | None) -> None:
     unchanged = unchanged_branches(own, before)
     for branch in one_by_one(unchanged, "training branch"):
         train(branch.config, branch.workdir, brief=True)
+    by_leader(_compare, own, unchanged)
+
+
+def _compare(own: Round, unchanged: Sequence[Branch]) -> None:
+    """Evaluates the arms of a later round, `unchanged` among them."""
     evaluations = evaluate_each(own.config, own.workdir)
     evaluations[UNCHANGED] = [
         evaluate_run(branch.config, branch.workdir, brief=True)

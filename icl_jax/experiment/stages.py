@@ -16,15 +16,22 @@ if TYPE_CHECKING:
 
 
 def _check(config: ExperimentConfig, workdir: epath.Path) -> None:
+    from icl_jax.distributed import job_size
     from icl_jax.models.check import check
 
+    if job_size() > 1:
+        raise ConfigError(
+            f"the stage check runs in one process, but this job has {job_size()}; run it on one "
+            "host, with a mesh of that host's devices (--config.mesh.data=-1)"
+        )
     check(config, workdir)
 
 
 def _design(config: ExperimentConfig, workdir: epath.Path) -> None:
     from icl_jax.example_design.build import design
+    from icl_jax.parallel_hosts import by_leader
 
-    design(config, workdir)
+    by_leader(design, config, workdir, workdir=workdir)
 
 
 def _train(config: ExperimentConfig, workdir: epath.Path) -> None:
@@ -44,8 +51,10 @@ def _train(config: ExperimentConfig, workdir: epath.Path) -> None:
 def _evaluate(config: ExperimentConfig, workdir: epath.Path) -> None:
     from icl_jax.evaluation.evaluate import evaluate_run
     from icl_jax.experiment.comparison import evaluate_branches
+    from icl_jax.parallel_hosts import by_leader
 
-    (evaluate_branches if config.branches.arms else evaluate_run)(config, workdir)
+    evaluate = evaluate_branches if config.branches.arms else evaluate_run
+    by_leader(evaluate, config, workdir, workdir=workdir)
 
 
 # In the order in which they run.
@@ -61,20 +70,22 @@ def default_stages(config: ExperimentConfig) -> list[str]:
 
 
 def run_stages(config: ExperimentConfig, workdir: epath.Path, stages: Sequence[str]) -> None:
-    """Runs the stages, in their order; what is complete for the same inputs is taken as it is."""
+    """Runs the stages, in their order; what is complete for the same inputs is taken as it is.
+
+    In a job of several processes the first one checks, designs and evaluates, and all train.
+    """
+    from icl_jax.parallel_hosts import by_leader
+
     _keep_compiled(workdir)
     if config.rounds > 1:
         from icl_jax.experiment.rounds import run_rounds
 
         run_rounds(config, workdir, stages)
         return
-    if "design" in stages and "train" in stages:
-        _check_before_design(config, workdir)  # not after hours of designing
-    if "evaluate" in stages:
-        _check_evaluation(config)
+    by_leader(_check_stages, config, workdir, stages)
     for name in STAGES:
         if name == "train" and name in stages:
-            _check_before_training(config, workdir, "evaluate" in stages)
+            by_leader(_check_before_training, config, workdir, "evaluate" in stages)
         if name in stages:
             STAGES[name](config, workdir)
 
@@ -85,6 +96,13 @@ def _keep_compiled(workdir: epath.Path) -> None:
 
     if jax.config.jax_compilation_cache_dir is None and "://" not in str(workdir):
         jax.config.update("jax_compilation_cache_dir", str((workdir / "compiled").resolve()))
+
+
+def _check_stages(config: ExperimentConfig, workdir: epath.Path, stages: Sequence[str]) -> None:
+    if "design" in stages and "train" in stages:
+        _check_before_design(config, workdir)  # not after hours of designing
+    if "evaluate" in stages:
+        _check_evaluation(config)
 
 
 def _check_before_design(config: ExperimentConfig, workdir: epath.Path) -> None:

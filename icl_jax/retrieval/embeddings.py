@@ -1,7 +1,6 @@
 """Vectors of a whole sentence table, shard by shard: what is finished is never made again."""
 
 from collections.abc import Callable
-import functools
 import json
 from pathlib import Path
 import threading
@@ -12,10 +11,10 @@ import numpy as np
 from icl_jax.config import EncoderConfig, MeshConfig, StageError
 from icl_jax.config_tree import from_dict, to_dict
 from icl_jax.corpus.sentence_table import SentenceTable, open_table
-from icl_jax.parallel import Runner, progress_bar, run_shards
+from icl_jax.parallel import KeptOpen, Runner, progress_bar, run_shards
 from icl_jax.retrieval.encoders import Encoder, open_encoder
 from icl_jax.retrieval.vectors import Vectors, save_shard, shard_file
-from icl_jax.sharding import make_mesh
+from icl_jax.sharding import make_host_mesh
 from icl_jax.step_folder import StepFolder, require_space
 
 _one_at_a_time = threading.Lock()  # a worker may have threads, but one set of devices
@@ -32,8 +31,9 @@ def embed_table(
 ) -> Vectors:
     """The vectors of all sentences; shards that are there already are kept.
 
-    Here the shards have the encoder's devices one after the other. Workers of Beam open an encoder
-    of their own, from `config` and `fitted` as in `open_encoder`, on a mesh cut as `mesh`.
+    Here the shards have the encoder's devices one after the other. Workers of Beam, and other hosts
+    of a job, open an encoder of their own, from `config` and `fitted` as in `open_encoder`, on a
+    mesh cut as `mesh`.
     """
     inputs = {"sentences": table.fingerprint, "encoder": encoder.identity, "store": config.store}
     step = StepFolder(folder, inputs)
@@ -46,13 +46,16 @@ def embed_table(
         with progress_bar(
             desc="embed", unit=" sentences", total=len(table), initial=len(table) - left
         ) as bar:
-            if runner and runner.kind == "beam":
+            if runner and runner.elsewhere:
                 opened = _describe(encoder, config, mesh, fitted)
+                if runner.kind != "beam":  # its workers in this process may be several
+                    _open_encoder.lend(opened, encoder)
                 tasks = [
                     (str(table.folder), table.fingerprint, shard, opened, config.store, str(folder))
                     for shard in missing
                 ]
-                run_shards(embed_in_worker, tasks, bar, sizes[missing].tolist(), runner)
+                todo = sizes[missing].tolist()
+                run_shards(embed_in_worker, tasks, bar, todo, runner, whole_host=True)
             else:
                 for shard in missing:
                     embed_shard(table, shard, encoder, config.store, folder, bar.update)
@@ -92,12 +95,18 @@ def embed_shard(
 
 
 def embed_in_worker(
-    table: str, fingerprint: str, shard: int, encoder: str, store: str, folder: str
+    table: str,
+    fingerprint: str,
+    shard: int,
+    encoder: str,
+    store: str,
+    folder: str,
+    progress: Callable[[int], None] | None = None,
 ) -> None:
     """As `embed_shard`, of names alone; table and encoder stay open for the next shard."""
     with _one_at_a_time:
         opened = open_table(table, fingerprint)
-        embed_shard(opened, shard, _open_encoder(encoder), store, Path(folder))
+        embed_shard(opened, shard, _open_encoder(encoder), store, Path(folder), progress)
 
 
 def _describe(
@@ -115,11 +124,11 @@ def _describe(
     )
 
 
-@functools.lru_cache(maxsize=1)
+@KeptOpen
 def _open_encoder(described: str) -> Encoder:
     told = json.loads(described)
     config = from_dict(told["config"])
-    mesh = told["mesh"] and make_mesh(from_dict(told["mesh"]))
+    mesh = told["mesh"] and make_host_mesh(from_dict(told["mesh"]))
     encoder = open_encoder(config, mesh, told["fitted"] and Path(told["fitted"]))
     if encoder.identity != told["identity"]:
         raise StageError(

@@ -8,7 +8,6 @@ import itertools
 import os
 from pathlib import Path
 
-import jax
 from jax.sharding import Mesh
 
 from icl_jax.config import ConfigError, CorpusConfig, DesignConfig, ExperimentConfig
@@ -23,7 +22,7 @@ from icl_jax.retrieval.embeddings import embed_table
 from icl_jax.retrieval.encoders import Encoder, fit_tfidf, open_encoder
 from icl_jax.retrieval.neighbours import Neighbours
 from icl_jax.retrieval.search import check_search, find_neighbours
-from icl_jax.sharding import make_mesh
+from icl_jax.sharding import make_host_mesh
 from icl_jax.step_folder import StepFolder, write_json
 
 
@@ -35,7 +34,7 @@ def find_related(
     design, folders = config.design, DesignFolders(workdir)
     runner = folders.runner(design)
     on_devices = neighbours and (design.encoder.folder or design.search.engine == "jax")
-    mesh = make_mesh(config.mesh) if on_devices else None
+    mesh = make_host_mesh(config.mesh) if on_devices else None
     encoder = None
     if neighbours and design.encoder.folder:
         # What a folder says is read first: a wrong one must not be found after hours.
@@ -80,11 +79,6 @@ def check_design(config: ExperimentConfig, workdir: str | os.PathLike) -> None:
         found.append(
             f"the design stage maps its files into memory, so --workdir must be a local folder, "
             f"got {workdir}; copy the result from there"
-        )
-    if jax.process_count() > 1:
-        found.append(
-            f"the design stage runs in one process, but there are {jax.process_count()}; run it "
-            "on one host and give its workdir to all"
         )
     if found:
         raise ConfigError("; ".join(found))

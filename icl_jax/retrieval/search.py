@@ -23,6 +23,7 @@ from icl_jax.retrieval.search_shards import (
     Search,
     SearchFolders,
     describe_search,
+    lend_search,
     open_engine,
     search_in_worker,
     search_shard,
@@ -52,7 +53,8 @@ def find_neighbours(
     Goes on where a killed search of the same inputs stopped. `inputs` says how the vectors were
     made. Only the engine jax needs a mesh. Beside `folder` lie signatures, pool and index, for they
     serve searches with other limits too. The index is trained and filled by this process; the
-    shards of the queries are searched here, one after the other, or by workers of Beam.
+    shards of the queries are searched here, one after the other, by all hosts of a job, or by
+    workers of Beam.
     """
     runner = runner or Runner()
     made_from = {
@@ -149,10 +151,13 @@ def _search_shards(
     missing = [s for s in range(queries.num_shards) if not shard_file(folder, s).exists()]
     done = len(queries) - int(sizes[missing].sum())
     with progress_bar(total=len(queries), initial=done, unit="query", desc="neighbours") as bar:
-        if runner.kind == "beam":
+        if runner.elsewhere:
             described = describe_search(search, folder, made_from)
+            if runner.kind != "beam":  # its workers in this process may be several
+                lend_search(described, search)
             tasks = [(described, shard, str(folder)) for shard in missing]
-            run_shards(search_in_worker, tasks, bar, sizes[missing].tolist(), runner)
+            todo = sizes[missing].tolist()
+            run_shards(search_in_worker, tasks, bar, todo, runner, whole_host=True)
         else:
             for shard in missing:
                 search_shard(search, shard, folder, bar.update)

@@ -2,7 +2,6 @@
 
 from collections.abc import Callable
 import concurrent.futures
-import functools
 import json
 from pathlib import Path
 import threading
@@ -11,7 +10,7 @@ import numpy as np
 
 from icl_jax.config import MeshConfig, SearchConfig, StageError
 from icl_jax.config_tree import from_dict, to_dict
-from icl_jax.parallel import Runner
+from icl_jax.parallel import KeptOpen, Runner
 from icl_jax.retrieval.neighbours import write_shard
 from icl_jax.retrieval.pool import Pool
 from icl_jax.retrieval.selection import Selected, Selection
@@ -130,10 +129,12 @@ def search_shard(
     write_shard(folder, shard, kept.sum(axis=1), found.ids[kept], found.similarities[kept], counts)
 
 
-def search_in_worker(search: str, shard: int, folder: str) -> None:
+def search_in_worker(
+    search: str, shard: int, folder: str, progress: Callable[[int], None] | None = None
+) -> None:
     """As `search_shard`, of names alone; what is searched stays open for the next shard."""
     with _searching:
-        search_shard(_open_search(search), shard, Path(folder))
+        search_shard(_open_search(search), shard, Path(folder), progress)
 
 
 def describe_search(search: Search, folder: Path, made_from: dict) -> str:
@@ -155,7 +156,12 @@ def describe_search(search: Search, folder: Path, made_from: dict) -> str:
     )
 
 
-@functools.lru_cache(maxsize=1)
+def lend_search(described: str, search: Search) -> None:
+    """Lets tasks that run in this process have a search that is open, not a second one."""
+    _open_search.lend(described, search)
+
+
+@KeptOpen
 def _open_search(described: str) -> Search:
     told = json.loads(described)
     config, places = from_dict(told["config"]), SearchFolders(Path(told["folder"]))
@@ -168,9 +174,9 @@ def _open_search(described: str) -> Search:
     pool = Pool.open(places.pool, signatures, vectors)
     mesh = None
     if config.engine == "jax":
-        from icl_jax.sharding import make_mesh
+        from icl_jax.sharding import make_host_mesh
 
-        mesh = make_mesh(MeshConfig())
+        mesh = make_host_mesh(MeshConfig())
     engine = open_engine(pool, config, places.index, seed, mesh, told["threads"])
     runner = Runner(told["threads"])
     return Search(Selection(of_queries, pool, config), query_vectors, engine, runner)

@@ -72,7 +72,7 @@ def load_signatures(table: SentenceTable, folder: Path, runner: Runner | None = 
         missing = [shard for shard, file in enumerate(files) if not file.exists()]
         sizes = np.diff(table.starts)[missing].tolist()
         with progress_bar(total=sum(sizes), unit="sentence", desc="signatures") as bar:
-            if runner.kind == "beam":
+            if runner.elsewhere:
                 tasks = [(str(table.folder), table.fingerprint, s, str(folder)) for s in missing]
                 run_shards(sign_in_worker, tasks, bar, sizes, runner)
             else:

@@ -80,7 +80,7 @@ def find(path: str) -> tuple[epath.Path, int]:
 def read_config(path: str) -> ExperimentConfig:
     """The config of the run that wrote the checkpoint."""
     folder, step = find(path)
-    with _open_to_read(folder) as manager:
+    with _open_to_read(folder, alone=True) as manager:
         restored = manager.restore(step, args=ocp.args.Composite(config=ocp.args.JsonRestore()))
     return from_dict(restored["config"])
 
@@ -96,7 +96,8 @@ def load_model(path: str, mesh: Mesh, *, ema: bool = False, config=None) -> mode
         shapes,
         is_leaf=lambda x: isinstance(x, nnx.Variable),
     )
-    with _open_to_read(folder) as manager:
+    alone = all(device.process_index == jax.process_index() for device in mesh.devices.flat)
+    with _open_to_read(folder, alone) as manager:
         restore_args = ocp.args.Composite(**{item: ocp.args.StandardRestore(like)})
         return nnx.merge(graphdef, manager.restore(step, args=restore_args)[item])
 
@@ -109,12 +110,20 @@ def restore_from(path: str, like: TrainState) -> TrainState:
 
 
 @contextlib.contextmanager
-def _open_to_read(folder: epath.Path) -> Iterator[ocp.CheckpointManager]:
-    """Without Orbax's warnings that what is opened to read will only be read."""
+def _open_to_read(folder: epath.Path, alone: bool = False) -> Iterator[ocp.CheckpointManager]:
+    """Without Orbax's warnings that what is opened to read will only be read.
+
+    `alone`: this process of a job reads, and does not wait for the others to read it too.
+    """
     before = logging.get_verbosity()
     logging.set_verbosity(logging.ERROR)
     try:
         options = ocp.CheckpointManagerOptions(read_only=True)
+        if alone and jax.process_count() > 1:
+            me = jax.process_index()
+            options.multiprocessing_options = ocp.options.MultiprocessingOptions(
+                primary_host=me, active_processes={me}, barrier_sync_key_prefix=f"alone{me}"
+            )
         with ocp.CheckpointManager(absolute(folder), options=options) as manager:
             yield manager
     finally:

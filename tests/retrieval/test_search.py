@@ -118,7 +118,7 @@ def test_similarities_do_not_depend_on_the_company_of_a_query(tmp_path, monkeypa
 def test_a_worker_that_lives_on_sees_that_the_same_folders_hold_another_search(
     tmp_path, monkeypatch
 ):
-    def run_here(function, tasks, *rest):  # as a worker of Beam does
+    def run_here(function, tasks, *rest, **how):  # as a worker of Beam does
         for task in tasks:
             function(*task)
 
