@@ -15,6 +15,7 @@ from icl_jax.data.tfrecord import (
     decode_example,
     unframe,
 )
+from icl_jax.storage import is_remote, read_range
 
 _OPEN_FILES = 256  # kept open by one reader; a process may have 1,024 on many systems
 _MAGIC = set("*?[")
@@ -102,10 +103,8 @@ class Shards:
 
     def _read(self, shard: int, offset: int, size: int) -> bytes:
         path = self._paths[shard]
-        if "://" in str(path):
-            with path.open("rb") as file:
-                file.seek(offset)
-                return file.read(size)
+        if is_remote(path):
+            return read_range(path, offset, size)
         file = self._files.get(shard)
         if file is not None:
             return os.pread(file, size, offset)
