@@ -63,6 +63,7 @@ def train(config: ExperimentConfig, workdir: epath.Path, brief: bool = False) ->
                 stopping = stop.requested(step)
                 if stopping or step == steps or step % config.training.checkpoint_every == 0:
                     log.flush()  # stops here rather than save a state that is not finite
+                    log.keep()
                     checkpoint.save(checkpoints, config, state, batches)
                 if stopping:
                     break
