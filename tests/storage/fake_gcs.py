@@ -23,7 +23,7 @@ class Failure:
     """What happens to the next `times` requests that match."""
 
     method: str
-    pattern: str  # of the path with its query
+    pattern: str  # of the path with its query, and the beginning of the body
     kind: str  # "503", "403", ...: that status | "reset" | "cut": half an answer | "die": half read
     times: int
     requests: list[str] = dataclasses.field(default_factory=list)  # those it has met
@@ -122,17 +122,18 @@ class _Handler(BaseHTTPRequestHandler):
         self._serve(self._delete)
 
     def _serve(self, work):
-        store = self.store
+        store, size = self.store, int(self.headers.get("Content-Length") or 0)
+        # Some uploads have the name of the object in their body.
+        asked = unquote(self.path) + (self.rfile.peek(1)[:500].decode("latin1") if size else "")
         with store.lock:
             store.requests.append(f"{self.command} {self.path}")
             met = next((f for f in store.failures if f.times and f.method == self.command
-                        and re.search(f.pattern, unquote(self.path))), None)  # fmt: skip
+                        and re.search(f.pattern, asked)), None)  # fmt: skip
             if met:
                 met.times -= 1
                 met.requests.append(self.path)
         self._cut = False
         kind = met.kind if met else ""
-        size = int(self.headers.get("Content-Length") or 0)
         if kind == "die":  # in the middle of what is sent
             self.rfile.read(size // 2)
             return self._drop()
