@@ -61,8 +61,7 @@ def push(file: Path, path: Path) -> None:
     """Sends a finished file that will be `path`, if that lies in a local copy."""
     url = url_of(path)
     if url is not None:
-        storage.upload(file, url)
-        _note_version(file, storage.size_and_time(url))
+        _note_version(file, storage.upload(file, url))
 
 
 def pull(folder: Path, only: frozenset[str] | None = None) -> None:

@@ -148,15 +148,15 @@ def write_bytes(url: epath.PathLike, content: bytes) -> None:
     retry(write, "written", url)
 
 
-def upload(file: Path, url: epath.PathLike) -> None:
-    """Sends a finished file."""
+def upload(file: Path, url: epath.PathLike) -> tuple[int, float]:
+    """Sends a finished file; the size and time of the object."""
     client, name = file_system(url)
 
-    def send() -> None:
+    def send() -> dict:
         client.put_file(str(file), name)
-        _check_arrived(client, name, file.stat().st_size)
+        return _check_arrived(client, name, file.stat().st_size)
 
-    retry(send, "written", url)
+    return facts(retry(send, "written", url))
 
 
 def download(url: epath.PathLike, file: Path) -> None:
@@ -224,10 +224,11 @@ class _Object(io.RawIOBase):
         return count
 
 
-def _check_arrived(client, name: str, size: int) -> None:
-    found = client.info(name)["size"]
-    if found != size:
-        raise ConnectionError(f"{found} of {size} bytes arrived")
+def _check_arrived(client, name: str, size: int) -> dict:
+    info = client.info(name)
+    if info["size"] != size:
+        raise ConnectionError(f"{info['size']} of {size} bytes arrived")
+    return info
 
 
 def _is_transient(error: Exception) -> bool:

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 from etils import epath
 
 from icl_jax.config import ConfigError, ExperimentConfig
+from icl_jax.storage import is_remote
 
 if TYPE_CHECKING:
     from icl_jax.experiment.branches import Branch
@@ -71,7 +72,7 @@ def run_stages(config: ExperimentConfig, workdir: epath.Path, stages: Sequence[s
     if "design" in stages and "train" in stages:
         _check_before_design(config, workdir)  # not after hours of designing
     if "evaluate" in stages:
-        _check_evaluation(config)
+        _check_evaluation(config, workdir)
     for name in STAGES:
         if name == "train" and name in stages:
             _check_before_training(config, workdir, "evaluate" in stages)
@@ -97,7 +98,12 @@ def _check_before_design(config: ExperimentConfig, workdir: epath.Path) -> None:
         check_before_design(_as_can_be_checked(branch, config), workdir)
 
 
-def _check_evaluation(config: ExperimentConfig) -> None:
+def _check_evaluation(config: ExperimentConfig, workdir: epath.Path) -> None:
+    if is_remote(workdir):
+        raise ConfigError(
+            f"the evaluate stage works on local files, but --workdir is {workdir}; leave it out "
+            "(--stages=design,train), copy the workdir here, and evaluate the copy"
+        )
     from icl_jax.evaluation.evaluate import check_before_design
     from icl_jax.experiment.comparison import check_trunk
 

@@ -1,6 +1,13 @@
 """Whole runs in a bucket: the same records and losses as on a disk, whatever fails on the way."""
 
+import gzip
 import json
+import os
+from pathlib import Path
+import signal
+import subprocess
+import sys
+import time
 
 from etils import epath
 import jax
@@ -12,15 +19,18 @@ from icl_jax.config import ExamplesConfig
 from icl_jax.data.tfrecord import scan_records
 from icl_jax.example_design import explain
 from icl_jax.example_design.build import design
+from icl_jax.example_design.export import export
 from icl_jax.retrieval import show
 from icl_jax.retrieval.design_folders import DesignFolders
 from icl_jax.storage import StorageError
 from icl_jax.training import checkpoint
+from icl_jax.training import train as train_module
 from icl_jax.training.run_record import last_step
 from icl_jax.training.train import train
 from tests.retrieval.test_find_related import experiment, write_corpus
 from tests.training import small
 
+ROOT = Path(__file__).parents[2]
 WORK = "gs://bucket/work"
 ARM = "neighbours_in_context"
 ABOUT_THE_RUN = ("cost.json", "lock", "card.json", "card.html", ".mirror")
@@ -33,7 +43,7 @@ def _optax():
 
 
 def small_design(folder):
-    made = {"examples": ExamplesConfig(arms=(ARM, "random_in_context")), "shard_megabytes": 0.01}
+    made = {"examples": ExamplesConfig(arms=(ARM,)), "shard_megabytes": 0.01}
     config = experiment(write_corpus(folder), **made)
     config.sequence_length = 130
     return config
@@ -76,10 +86,8 @@ def test_a_design_in_a_bucket_goes_on_on_another_machine_to_the_same_files(
     design(config, WORK)
     assert objects_below(gcs, f"{WORK}/design") == expected
     again = [name for name in begun if gcs.objects[name][1] != begun[name][1]]
-    told_anew = ("design/config.json", "design/card.json", "design/card.html")
-    assert [
-        name for name in again if f"arms/{ARM}/" not in name and not name.endswith(told_anew)
-    ] == []
+    told_anew = (f"arms/{ARM}/", "design/config.json", "design/card.json", "design/card.html")
+    assert [name for name in again if not any(told in name for told in told_anew)] == []
 
     monkeypatch.setenv(mirror.PLACE, str(tmp_path / "third machine"))
     capsys.readouterr()
@@ -88,6 +96,9 @@ def test_a_design_in_a_bucket_goes_on_on_another_machine_to_the_same_files(
         show.main([f"--workdir={workdir}", "--query=Where was Mar3ek born?"])
     told = capsys.readouterr().out.replace(WORK, str(tmp_path / "run")).splitlines()
     assert told[: len(told) // 2] == told[len(told) // 2 :]
+    exported = [export(place, ARM, tmp_path / str(n), "rows", 130)
+                for n, place in enumerate((WORK, tmp_path / "run"))]  # fmt: skip
+    assert exported[0] == exported[1]
     third = DesignFolders(WORK).path
     assert not list(third.glob("arms/*/*.tfrecord-*"))  # these are read at the URL
 
@@ -119,10 +130,21 @@ def records_at(gcs, workdir):
 
 
 def small_run(source: str, steps: int):
-    return small.experiment(source, steps=steps, optimizer={"schedule": "constant"}, mesh=(8,))
+    return small.experiment(
+        source, steps=steps, optimizer={"schedule": "constant"}, mesh=(8,), checkpoint_every=9
+    )
 
 
-def test_a_run_in_a_bucket_goes_on_to_the_same_losses_and_weights(gcs, tmp_path):
+@pytest.mark.slow
+def test_a_run_in_a_bucket_goes_on_to_the_same_losses_and_weights(gcs, tmp_path, monkeypatch):
+    steps, compile_step = [], train_module.compile_train_step
+    # All three are of one shape: compiling takes longer than the rest, and more for 8 devices.
+    monkeypatch.setattr(train_module, "make_mesh", lambda config: small.one_device())
+    monkeypatch.setattr(
+        train_module,
+        "compile_train_step",
+        lambda *made_of: (steps or steps.append(compile_step(*made_of)) or steps)[0],
+    )
     local, url = epath.Path(tmp_path / "run"), epath.Path(WORK)
     expected = train(small_run(records_at(gcs, local / "records"), 4), local)
     source = records_at(gcs, url / "records")
@@ -144,3 +166,46 @@ def test_a_run_in_a_bucket_goes_on_to_the_same_losses_and_weights(gcs, tmp_path)
     events = [name for name in gcs.names(f"{WORK}/tensorboard") if "tfevents" in name]
     assert sum(1 for e in events for _ in scan_records(url / "tensorboard" / e)) > 4
     assert [name for name in gcs.names() if ".partial" in name] == []
+
+
+COMMAND = (
+    sys.executable, "-m", "icl_jax.main", "--config=configs/tiny.py", "--stages=design,train",
+    "--config.design.corpus.files=gs://bucket/corpus/*.jsonl.gz",
+    "--config.design.tokenizer.vocab_size=300", "--config.design.search.min_similarity=0.3",
+    "--config.sequence_length=130", "--config.model.context_length=130", "--config.batch_size=8",
+    f"--config.design.examples.arms=('{ARM}',)", f"--config.data.sources=('design:{ARM}',)",
+    "--config.design.workers=2", "--config.design.shard_megabytes=0.005",
+    "--config.training.steps=30", "--config.training.checkpoint_every=5",
+    "--config.training.log_every=1", "--config.evaluation.tasks=()",
+)  # fmt: skip
+
+
+@pytest.mark.slow
+def test_the_whole_command_killed_twice_gives_the_records_and_losses_of_a_disk(gcs, tmp_path):
+    packed = gzip.compress(write_corpus(tmp_path).read_bytes(), mtime=0)
+    gcs.put("bucket/corpus/people.jsonl.gz", packed)
+    environment = os.environ | {"XLA_FLAGS": "", "PYTHONWARNINGS": "ignore"}
+
+    def begin(workdir, machine: str) -> subprocess.Popen:
+        mine = environment | {mirror.PLACE: str(tmp_path / machine)}
+        pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT}
+        return subprocess.Popen([*COMMAND, f"--workdir={workdir}"], cwd=ROOT, env=mine, **pipes)
+
+    local = begin(tmp_path / "run", "none")
+    assert local.wait() == 0, local.stdout.read().decode()
+    for machine, there in (
+        ("first", f"work/design/arms/{ARM}/counts-00000.json"),
+        ("second", "work/checkpoints/10/commit_success.txt"),
+    ):
+        killed = begin(WORK, machine)
+        while f"bucket/{there}" not in gcs.objects:
+            assert killed.poll() is None, killed.stdout.read().decode()
+            time.sleep(0.01)
+        os.kill(killed.pid, signal.SIGKILL)
+        killed.wait()
+    last = begin(WORK, "third")
+    assert last.wait() == 0, last.stdout.read().decode()
+    assert objects_below(gcs, f"{WORK}/design") == files_below(tmp_path / "run" / "design")
+    told = gcs.content(f"{WORK}/metrics.jsonl").decode()
+    assert metrics_in(told) == metrics_in((tmp_path / "run" / "metrics.jsonl").read_text())
+    assert len(told.splitlines()) == 30

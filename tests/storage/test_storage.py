@@ -183,8 +183,8 @@ def test_a_corpus_in_a_bucket_is_read_as_on_a_disk(gcs, tmp_path, monkeypatch):
     import pyarrow as pa
     import pyarrow.parquet as pq
 
-    monkeypatch.setattr(storage, "BLOCK_BYTES", 1 << 14)  # many requests
-    rows = [{"id": str(i), "title": "t", "text": f"Text number {i}. " * 50} for i in range(200)]
+    monkeypatch.setattr(storage, "BLOCK_BYTES", 1 << 15)  # many requests
+    rows = [{"id": str(i), "title": "t", "text": f"Text number {i}. " * 50} for i in range(100)]
     lines = "".join(json.dumps(row) + "\n" for row in rows).encode()
     (tmp_path / "a.jsonl.gz").write_bytes(gzip.compress(lines, mtime=0))
     (tmp_path / "b.jsonl").write_bytes(lines)
@@ -201,4 +201,4 @@ def test_a_corpus_in_a_bucket_is_read_as_on_a_disk(gcs, tmp_path, monkeypatch):
         documents = [d for shard in shards for d in read_documents(shard, config)]
         described = list(describe_files(config).values())
         found.append(([d._replace(file="") for d in documents], described, len(shards)))
-    assert found[0] == found[1] and len(found[0][0]) == 600
+    assert found[0] == found[1] and len(found[0][0]) == 300
