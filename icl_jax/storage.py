@@ -251,9 +251,9 @@ def _tries_of_client(error: Exception) -> int:
 
 def _with_number(error: Exception, path: epath.PathLike) -> Exception:
     """An error as the operating system would give it, which says whether a file is missing."""
-    if isinstance(error, FileNotFoundError):
-        return FileNotFoundError(errno.ENOENT, "there is no such object", os.fspath(path))
     status = getattr(error, "status", None) or getattr(error, "code", None)
+    if isinstance(error, FileNotFoundError) or str(status) == "404":
+        return FileNotFoundError(errno.ENOENT, "there is no such object", os.fspath(path))
     if str(error).startswith("Forbidden") or str(status) in ("401", "403"):
         told = " ".join(str(error).split())
         return PermissionError(errno.EACCES, f"no permission ({told})", os.fspath(path))
