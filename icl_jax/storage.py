@@ -33,7 +33,7 @@ _TRANSIENT_ERRNO = {
     errno.EAGAIN, errno.EIO, errno.ENETDOWN, errno.ENETUNREACH, errno.ENETRESET, errno.EHOSTUNREACH,
 }  # fmt: skip
 _CLIENTS = {"gcsfs": 6, "aiohttp": 6, "requests": 6, "botocore": 5, "aiobotocore": 5, "azure": 3}
-_EXTRAS = {"gs": "gcsfs (pip install 'icl_jax[tpu]')", "s3": "s3fs", "az": "adlfs"}
+_CLIENT_OF = {"gs": "gcsfs (pip install gcsfs)", "s3": "s3fs", "az": "adlfs"}
 
 T = TypeVar("T")
 
@@ -57,6 +57,8 @@ def retry(work: Callable[[], T], what: str, path: epath.PathLike) -> T:
         except Exception as error:
             if isinstance(error, StageError) or not is_remote(path):
                 raise
+            if isinstance(error, ImportError):
+                raise _no_client(path, error) from None
             before = _tries_of_client(error)
             if not before and not _is_transient(error):
                 raise _with_number(error, path) from error
@@ -79,14 +81,10 @@ def file_system(url: epath.PathLike):
     """The client for a URL, and the name that it calls the URL by."""
     import fsspec
 
-    scheme = os.fspath(url).split("://")[0]
     try:
         client, name = fsspec.core.url_to_fs(os.fspath(url))
     except ImportError as error:
-        raise ConfigError(
-            f"{url}: to open {scheme}:// {_EXTRAS.get(scheme, 'a package')} must be installed "
-            f"({error})"
-        ) from None
+        raise _no_client(url, error) from None
     _tell_retries()
     return client, name
 
@@ -229,6 +227,12 @@ def _check_arrived(client, name: str, size: int) -> dict:
     if info["size"] != size:
         raise ConnectionError(f"{info['size']} of {size} bytes arrived")
     return info
+
+
+def _no_client(url: epath.PathLike, error: ImportError) -> ConfigError:
+    scheme = os.fspath(url).split("://")[0]
+    needed = _CLIENT_OF.get(scheme, "another package")
+    return ConfigError(f"{url}: to open {scheme}:// install {needed} ({error})")
 
 
 def _is_transient(error: Exception) -> bool:

@@ -15,7 +15,7 @@ from icl_jax.data.tfrecord import (
     decode_example,
     unframe,
 )
-from icl_jax.storage import is_remote, read_range
+from icl_jax.storage import is_remote, read_range, retry
 
 _OPEN_FILES = 256  # kept open by one reader; a process may have 1,024 on many systems
 _MAGIC = set("*?[")
@@ -24,6 +24,10 @@ _NUMBERED = re.compile(r"(.*-)(\d{5,})-of-(\d{5,})(.*)")
 
 def find_shards(source: str) -> list[epath.Path]:
     """The sorted shards of a folder (its `*.tfrecord*` files), of a glob, or one file."""
+    return retry(lambda: _find_shards(source), "listed", source)
+
+
+def _find_shards(source: str) -> list[epath.Path]:
     path = epath.Path(source)
     if path.is_file():
         return [path]

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 from etils import epath
 
 from icl_jax.config import ConfigError, ExperimentConfig
-from icl_jax.storage import is_remote
+from icl_jax.storage import file_system, is_remote
 
 if TYPE_CHECKING:
     from icl_jax.experiment.branches import Branch
@@ -64,6 +64,8 @@ def default_stages(config: ExperimentConfig) -> list[str]:
 def run_stages(config: ExperimentConfig, workdir: epath.Path, stages: Sequence[str]) -> None:
     """Runs the stages, in their order; what is complete for the same inputs is taken as it is."""
     _keep_compiled(workdir)
+    if is_remote(workdir):
+        file_system(workdir)  # is there what opens it?
     if config.rounds > 1:
         from icl_jax.experiment.rounds import run_rounds
 

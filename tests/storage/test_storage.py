@@ -6,17 +6,19 @@ import sys
 import time
 
 from etils import epath
+import fsspec
 import numpy as np
 import pytest
 
 from icl_jax import storage
-from icl_jax.config import CorpusConfig, StageError
+from icl_jax.config import ConfigError, CorpusConfig, ExperimentConfig, StageError
 from icl_jax.corpus.documents import read_documents
 from icl_jax.corpus.files import describe_files
 from icl_jax.corpus.shards import plan_shards
 from icl_jax.data.shard_index import load_indexes
 from icl_jax.data.shards import Shards, find_shards
 from icl_jax.data.tfrecord import encode_example, write_records
+from icl_jax.experiment.stages import run_stages
 from icl_jax.step_folder import beside, write_json
 
 FILE = "gs://bucket/folder/file"
@@ -87,6 +89,20 @@ def test_what_will_not_pass_is_not_tried_again(gcs, status, error):
     with pytest.raises(error, match=FILE):
         storage.read_bytes(FILE)
     assert len(met.requests) == 1 and not gcs.waits
+
+
+def test_a_client_that_is_not_installed_is_named_with_what_to_install(monkeypatch):
+    def url_to_fs(url):
+        raise ImportError("Please install gcsfs")
+
+    monkeypatch.setattr(fsspec.core, "url_to_fs", url_to_fs)
+    with pytest.raises(ConfigError, match=r"gs://bucket/a: to open gs:// install gcsfs \(pip"):
+        run_stages(ExperimentConfig(), epath.Path("gs://bucket/a"), ["train"])
+
+
+def test_the_evaluate_stage_says_before_all_else_that_it_needs_local_files(gcs):
+    with pytest.raises(ConfigError, match=f"works on local files, but --workdir is {FILE}; leave"):
+        run_stages(ExperimentConfig(), epath.Path(FILE), ["train", "evaluate"])
 
 
 @pytest.mark.parametrize("size", [1000, 6 << 20])  # at once, and in parts
