@@ -22,6 +22,7 @@ import uuid
 
 from tqdm import tqdm
 
+from icl_jax import mirror
 from icl_jax.config import ConfigError, StageError
 from icl_jax.distributed import job_size
 from icl_jax.hosts_session import HostError, Session
@@ -306,8 +307,10 @@ def _sees(file: Path) -> bool:
 def _refresh(runner: Runner) -> None:
     """Brings what other hosts wrote into sight: a follower before its tasks, the leader after all.
 
-    Opening the folders is enough: NFS may remember for a while which files were not there. A host
-    with a copy of its own of a remote workdir has to bring that up to date here.
+    Opening the folders is enough on a shared disk: NFS may remember for a while which files were
+    not there. The local copy of a remote workdir is brought up to date.
     """
-    for _ in os.walk(Path(runner.folder).parent):
+    folder = Path(runner.folder).parent
+    mirror.pull(folder)
+    for _ in os.walk(folder):
         pass

@@ -1,7 +1,9 @@
 """The folder of one step of a stage: filled file by file, safe to be killed, never mixed up.
 
 `inputs.json` says what the files are made from, `results.json` that the step is complete, and
-`cost.json` what its last run took: time and memory, so that it alone is never the same twice.
+`cost.json` what its last run took: time and memory, so that it alone is never the same twice. A
+folder that is the local copy of one at a URL (`mirror`) is brought up to date when it is opened,
+and its files go to the URL as they are finished.
 """
 
 import contextlib
@@ -11,10 +13,12 @@ import json
 import os
 from pathlib import Path
 import shutil
+import tempfile
 import uuid
 
 from etils import epath
 
+from icl_jax import mirror, storage
 from icl_jax.config import ConfigError, StageError
 from icl_jax.config_tree import differences
 from icl_jax.step_cost import StepCost
@@ -40,6 +44,7 @@ class StepFolder:
     def __init__(self, path: Path, inputs: dict):
         self.path = path
         inputs = json.loads(json.dumps(inputs))  # as it will be read back
+        mirror.pull(path)
         held = path / "inputs.json"
         for left in path.rglob(f"*{_PARTIAL}"):  # of a run that was killed
             left.unlink(missing_ok=True)
@@ -58,7 +63,7 @@ class StepFolder:
     @property
     def results(self) -> dict | None:
         """What `complete` was given; None while files are missing."""
-        return read_results(self.path)
+        return _read_json(self.path / "results.json")
 
     def complete(self, results: dict) -> None:
         """Marks the step as done; call it once, when every file is there."""
@@ -66,15 +71,23 @@ class StepFolder:
         write_json(self.path / "results.json", results)
 
 
-def read_results(path: Path) -> dict | None:
+def read_results(path: epath.PathLike) -> dict | None:
     """The results of the step in a folder; None if there is no complete one."""
-    file = path / "results.json"
-    return json.loads(file.read_text()) if file.exists() else None
+    mirror.fetch(path)
+    return _read_json(epath.Path(path) / "results.json")
 
 
-def read_inputs(path: Path) -> dict:
+def read_inputs(path: epath.PathLike) -> dict:
     """What the files of a step's folder are made from."""
-    return json.loads((path / "inputs.json").read_text())
+    mirror.fetch(path)
+    return json.loads(storage.read_text(epath.Path(path) / "inputs.json"))
+
+
+def _read_json(file: epath.Path) -> dict | None:
+    try:
+        return json.loads(storage.read_text(file))
+    except (FileNotFoundError, NotADirectoryError):
+        return None
 
 
 @contextlib.contextmanager
@@ -98,20 +111,31 @@ def alone_in(path: Path):
         yield  # the lock ends with the process, however that ends
 
 
-def write_json(path: Path, value: dict | list) -> None:
+def write_json(path: epath.PathLike, value: dict | list) -> None:
     """Writes a JSON file that is either whole or not there."""
     with beside(path) as partial:
         partial.write_text(json.dumps(value, indent=2) + "\n")
 
 
 @contextlib.contextmanager
-def beside(path: Path):
-    """A place beside `path` to write to; it becomes `path` when the block ends without error."""
+def beside(path: epath.PathLike):
+    """A place beside `path` to write to; it becomes `path` when the block ends without error.
+
+    For a URL the place is in a temporary folder of this machine.
+    """
+    if storage.is_remote(path):
+        with tempfile.TemporaryDirectory() as folder:
+            partial = Path(folder) / epath.Path(path).name
+            yield partial
+            storage.upload(partial, path)
+        return
+    path = Path(path)
     partial = path.parent / f"{path.name}.{uuid.uuid4().hex}{_PARTIAL}"
     try:
         yield partial
         with partial.open("rb") as file:
             os.fsync(file.fileno())  # a name must not reach the disk before its content
+        mirror.push(partial, path)
         partial.replace(path)
     except (OSError, RuntimeError) as error:  # FAISS knows only the second
         if not _disk_is_full(error, path):

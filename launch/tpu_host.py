@@ -67,8 +67,7 @@ def install(args) -> dict:
         for command in (
             [*pip, "uv"],
             [uv, "venv", "--clear", "--python", "3.11", str(ENVIRONMENT)],
-            # gcsfs: what opens gs:// paths
-            [uv, "pip", "install", "--python", str(PYTHON), "-e", f"{SOURCE}[tpu]", "gcsfs"],
+            [uv, "pip", "install", "--python", str(PYTHON), "-e", f"{SOURCE}[tpu]"],
         ):
             done = subprocess.run(command, stdout=log, stderr=log, env=environment, check=False)
             if done.returncode:

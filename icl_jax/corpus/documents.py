@@ -5,7 +5,6 @@ import json
 import re
 from typing import NamedTuple
 
-from etils import epath
 import pyarrow as pa
 import pyarrow.parquet as pq
 
@@ -14,6 +13,7 @@ from icl_jax.corpus import builtin, tfds_source
 from icl_jax.corpus.files import name_file
 from icl_jax.corpus.piece_bytes import UnreadableError, read_chunks, read_lines
 from icl_jax.corpus.shards import Piece, Shard
+from icl_jax.storage import open_to_read
 
 # A longer line is no prose: a dump, a table, a file whose line ends were lost.
 MAX_LINE_CHARACTERS = 1_000_000
@@ -129,7 +129,7 @@ def _read_wikiextractor(piece: Piece, _: CorpusConfig) -> Iterator[Document | Ba
 def _read_parquet(piece: Piece, config: CorpusConfig) -> Iterator[Document | BadDocument]:
     row = piece.start
     try:
-        with epath.Path(piece.file).open("rb") as opened:
+        with open_to_read(piece.file) as opened:
             for record in _parquet_rows(pq.ParquetFile(opened), piece, config):
                 fields = (config.text_field, config.title_field)
                 yield _record(piece, f"row {row}", record, fields)

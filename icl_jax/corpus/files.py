@@ -13,6 +13,7 @@ import google_crc32c
 
 from icl_jax.config import ConfigError, CorpusConfig, StageError
 from icl_jax.corpus import builtin, tfds_source
+from icl_jax.storage import open_to_read, retry, size_and_time
 
 # Format by the end of a file's name, after a `.gz` was taken off.
 FORMAT_OF_NAME = {
@@ -44,7 +45,7 @@ def find_files(config: CorpusConfig, field: str = "design.corpus") -> dict[str, 
             builtin.check(pattern, f"{field}.files")
             found[pattern] = "builtin"
             continue
-        files = list(_expand(pattern))
+        files = retry(lambda p=pattern: list(_expand(p)), "listed", pattern)
         if not files:
             raise ConfigError(_nothing_found(pattern, field))
         for file in files:
@@ -81,8 +82,8 @@ def files_checksum(files: Iterable[str | os.PathLike]) -> str:
 def file_version(file: str) -> tuple[int, int]:
     """Size and time of the last change: what tells a file from an earlier one of that name."""
     if "://" in file:
-        stat = epath.Path(file).stat()
-        return stat.length, stat.mtime
+        size, when = size_and_time(file)
+        return size, int(when)
     stat = os.stat(file)
     return stat.st_size, stat.st_mtime_ns
 
@@ -174,7 +175,7 @@ def _format_of(file: str, wanted: str, field: str) -> str:
 def _describe(file: str, version: tuple[int, int]) -> dict:
     """Of the whole file, once in a process: an edit in the middle may keep the size."""
     checksum = 0
-    with name_file(file), epath.Path(file).open("rb") as opened:
+    with name_file(file), open_to_read(file) as opened:
         while chunk := opened.read(_READ_BYTES):
             checksum = google_crc32c.extend(checksum, chunk)
     return {"bytes": version[0], "checksum": f"{checksum:08x}"}

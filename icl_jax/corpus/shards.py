@@ -11,13 +11,13 @@ import io
 import itertools
 import zlib
 
-from etils import epath
 import pyarrow as pa
 import pyarrow.parquet as pq
 
 from icl_jax.config import ConfigError, CorpusConfig
 from icl_jax.corpus import builtin, tfds_source
 from icl_jax.corpus.files import file_version, find_files, is_gzip, name_file
+from icl_jax.storage import open_to_read
 
 # A piece may have to be reached by unpacking from the start of a .gz (or decoding from the start of
 # a Parquet row group): with 16 that costs at most 8 more passes over the file. There are more where
@@ -81,7 +81,7 @@ def _all_shards(config: CorpusConfig, shard_bytes: int, field: str) -> list[Shar
 
 def open_file(file: str) -> io.BufferedIOBase:
     """The bytes of a file, unpacked."""
-    raw = epath.Path(file).open("rb")
+    raw = open_to_read(file)
     return _Gzip(raw) if is_gzip(file) else raw
 
 
@@ -199,7 +199,7 @@ def _document_size(file: str, field: str) -> int:
 
 def _parquet_pieces(file: str, step: int) -> Iterator[Piece]:
     try:
-        with epath.Path(file).open("rb") as opened:
+        with open_to_read(file) as opened:
             metadata = pq.ParquetFile(opened).metadata
     except (pa.ArrowException, OSError) as error:
         if getattr(error, "errno", None) is not None:

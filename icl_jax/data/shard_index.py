@@ -7,7 +7,6 @@ import dataclasses
 import io
 import logging
 import threading
-import uuid
 import zipfile
 
 from etils import epath
@@ -15,7 +14,10 @@ import google_crc32c
 import numpy as np
 from tqdm import tqdm
 
+from icl_jax.config import StageError
 from icl_jax.data.tfrecord import RecordError, damage, decode_example, scan_records
+from icl_jax.step_folder import beside
+from icl_jax.storage import is_remote, read_bytes, read_range, retry
 
 SUFFIX = ".index.npz"
 _VERSION = 1
@@ -74,7 +76,8 @@ def load_indexes(paths: Sequence[epath.Path], show_progress: bool = True) -> lis
 
 
 def _load_or_build(path: epath.Path, progress: Callable) -> ShardIndex:
-    size, edges = path.stat().length, _edges(path)
+    size = retry(lambda: path.stat().length, "looked at", path)
+    edges = _edges(path, size)
     index = _load(path)
     if index is None or (index.size, index.edges) != (size, edges):
         progress(0, size)
@@ -138,17 +141,21 @@ def _facts(path: epath.Path, offset: int, payload: bytes) -> tuple[int, int, int
     return tokens.size, int(batch_group[0]), int(tokens.min()), int(tokens.max())
 
 
-def _edges(path: epath.Path) -> int:
+def _edges(path: epath.Path, size: int) -> int:
+    if is_remote(path):
+        last = max(0, size - _EDGE_BYTES)
+        head, tail = (read_range(path, at, min(size, _EDGE_BYTES)) for at in (0, last))
+        return google_crc32c.value(head + tail)
     with path.open("rb") as file:
         head = file.read(_EDGE_BYTES)
-        file.seek(max(0, path.stat().length - _EDGE_BYTES))
+        file.seek(max(0, size - _EDGE_BYTES))
         return google_crc32c.value(head + file.read(_EDGE_BYTES))
 
 
 def _load(path: epath.Path) -> ShardIndex | None:
     """The stored index; None if there is none that this version can read."""
     try:
-        stored = np.load(io.BytesIO(_place(path).read_bytes()), allow_pickle=False)
+        stored = np.load(io.BytesIO(read_bytes(_place(path))), allow_pickle=False)
         if stored["version"] != _VERSION:
             return None
         fields = {field.name: stored[field.name] for field in dataclasses.fields(ShardIndex)}
@@ -161,14 +168,11 @@ def _save(path: epath.Path, index: ShardIndex) -> None:
     buffer = io.BytesIO()
     np.savez(buffer, version=_VERSION, **dataclasses.asdict(index))
     place = _place(path)
-    # Several hosts may build the same index at once: each writes a file of its own.
-    partial = place.parent / f"{place.name}.{uuid.uuid4().hex}.partial"
-    try:
-        partial.write_bytes(buffer.getvalue())
-        partial.replace(place)
-    except OSError as error:
+    try:  # several hosts may build the same index at once: each writes a file of its own
+        with beside(place) as partial:
+            partial.write_bytes(buffer.getvalue())
+    except (OSError, StageError) as error:
         logging.info("%s is kept in memory only: %s", place, error)
-        partial.unlink(missing_ok=True)
 
 
 def _place(path: epath.Path) -> epath.Path:

@@ -15,6 +15,7 @@ from icl_jax.data.tfrecord import (
     decode_example,
     unframe,
 )
+from icl_jax.storage import is_remote, read_range, retry
 
 _OPEN_FILES = 256  # kept open by one reader; a process may have 1,024 on many systems
 _MAGIC = set("*?[")
@@ -23,6 +24,10 @@ _NUMBERED = re.compile(r"(.*-)(\d{5,})-of-(\d{5,})(.*)")
 
 def find_shards(source: str) -> list[epath.Path]:
     """The sorted shards of a folder (its `*.tfrecord*` files), of a glob, or one file."""
+    return retry(lambda: _find_shards(source), "listed", source)
+
+
+def _find_shards(source: str) -> list[epath.Path]:
     path = epath.Path(source)
     if path.is_file():
         return [path]
@@ -102,10 +107,8 @@ class Shards:
 
     def _read(self, shard: int, offset: int, size: int) -> bytes:
         path = self._paths[shard]
-        if "://" in str(path):
-            with path.open("rb") as file:
-                file.seek(offset)
-                return file.read(size)
+        if is_remote(path):
+            return read_range(path, offset, size)
         file = self._files.get(shard)
         if file is not None:
             return os.pread(file, size, offset)

@@ -6,7 +6,6 @@ payload. Every read verifies both CRCs.
 
 from collections.abc import Iterable, Iterator, Mapping
 import struct
-import uuid
 
 from etils import epath
 from google.protobuf import descriptor_pb2, descriptor_pool, message_factory
@@ -15,6 +14,8 @@ import google_crc32c
 import numpy as np
 
 from icl_jax.config import StageError
+from icl_jax.step_folder import beside
+from icl_jax.storage import open_to_read
 
 HEADER_BYTES, FOOTER_BYTES = 12, 4  # uint64 length and its CRC; CRC of the payload
 _DTYPES = {"int64_list": np.int64, "float_list": np.float32, "bytes_list": np.object_}
@@ -33,17 +34,13 @@ def damage(
 
 
 def write_records(path: epath.PathLike, records: Iterable[bytes]) -> None:
-    """Writes a shard beside its place and renames it, so that no half shard is ever read."""
-    path = epath.Path(path)
-    # Several hosts may make the same synthetic records at once: each writes a file of its own.
-    partial = path.parent / f"{path.name}.{uuid.uuid4().hex}.partial"
-    try:
-        with partial.open("wb") as file:
-            for record in records:
-                file.write(frame(record))
-        partial.replace(path)
-    finally:
-        partial.unlink(missing_ok=True)
+    """Writes a shard beside its place and renames it, so that no half shard is ever read.
+
+    Several hosts may make the same synthetic records at once: each writes a file of its own.
+    """
+    with beside(path) as partial, partial.open("wb") as file:
+        for record in records:
+            file.write(frame(record))
 
 
 def frame(payload: bytes) -> bytes:
@@ -66,7 +63,7 @@ def unframe(path: epath.Path, offset: int, length: int, framed: bytes) -> bytes:
 def scan_records(path: epath.Path) -> Iterator[tuple[int, bytes]]:
     """(offset, payload) of all records of a shard in turn."""
     size, offset = path.stat().length, 0
-    with path.open("rb") as file:
+    with open_to_read(path) as file:
         while offset < size:
             length = read_length(path, offset, file.read(HEADER_BYTES))
             left = size - offset - HEADER_BYTES  # a wrong length must not allocate gigabytes

@@ -70,7 +70,7 @@ def main(argv: list[str] | None = None) -> None:
 
 def export(workdir: str, arm: str, to: Path, rules: str, row_length: int) -> dict:
     """Writes the folder `to`, whole or not at all; how many groups, rows and tokens it has."""
-    folder = Path(arm_folder(workdir, arm))
+    folder = arm_folder(workdir, arm)
     _check(folder, arm, to, row_length)
     tokenizer = Tokenizer.open(DesignFolders(workdir).tokenizer)
     partial = to.with_name(f"{to.name}.partial")
@@ -107,7 +107,7 @@ def read_groups(shard: epath.Path) -> Iterator[np.ndarray]:
         yield from np.split(features["tokens"].astype(np.int32), starts)
 
 
-def _check(folder: Path, arm: str, to: Path, row_length: int) -> None:
+def _check(folder: epath.Path, arm: str, to: Path, row_length: int) -> None:
     if read_inputs(folder)["layout"] == "in_batch":
         raise StageError(
             f"the arm {arm} keeps a group's sentences together in a batch, which other trainers "

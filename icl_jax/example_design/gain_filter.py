@@ -26,6 +26,7 @@ from icl_jax.example_design.gain_model import check_gain_model, open_gain_model
 from icl_jax.example_design.groups import Groups, GroupShard, keep_file, read_groups
 from icl_jax.example_design.layout import Marks, in_context
 from icl_jax.example_design.sentences import Sentences, open_sentences
+from icl_jax.mirror import remove
 from icl_jax.models.passage_losses import Passage, PassageLosses, ask
 from icl_jax.parallel import KeptOpen, Runner, progress_bar, run_shards
 from icl_jax.retrieval.design_folders import DesignFolders
@@ -89,7 +90,7 @@ def filter_groups(
 def keep_all(folder: Path) -> None:
     """Lets the groups in `folder` pass that a filter left out; what they gain stays known."""
     for file in (folder / _KEPT, *folder.glob("keep-*.npy")):
-        file.unlink(missing_ok=True)
+        remove(file)
 
 
 def measure(

@@ -115,8 +115,7 @@ def make_record_shard(
         records = _rows(pieces, row_length, (seed, index))
     else:
         records = _sentences_alone(numbers, pieces)
-    with beside(path) as partial:
-        write_records(partial, records)
+    write_records(path, records)
     # Reads all of it again, and so checks it.
     (shard,) = load_indexes([epath.Path(path)], show_progress=False)
     rows = len(shard) if layout == "in_context" else _rows_when_packed(shard, row_length, seed)

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 from etils import epath
 
 from icl_jax.config import ConfigError, ExperimentConfig
+from icl_jax.storage import file_system, is_remote
 
 if TYPE_CHECKING:
     from icl_jax.experiment.branches import Branch
@@ -77,6 +78,8 @@ def run_stages(config: ExperimentConfig, workdir: epath.Path, stages: Sequence[s
     from icl_jax.parallel_hosts import by_leader
 
     _keep_compiled(workdir)
+    if is_remote(workdir):
+        file_system(workdir)  # is there what opens it?
     if config.rounds > 1:
         from icl_jax.experiment.rounds import run_rounds
 
@@ -102,7 +105,7 @@ def _check_stages(config: ExperimentConfig, workdir: epath.Path, stages: Sequenc
     if "design" in stages and "train" in stages:
         _check_before_design(config, workdir)  # not after hours of designing
     if "evaluate" in stages:
-        _check_evaluation(config)
+        _check_evaluation(config, workdir)
 
 
 def _check_before_design(config: ExperimentConfig, workdir: epath.Path) -> None:
@@ -115,7 +118,12 @@ def _check_before_design(config: ExperimentConfig, workdir: epath.Path) -> None:
         check_before_design(_as_can_be_checked(branch, config), workdir)
 
 
-def _check_evaluation(config: ExperimentConfig) -> None:
+def _check_evaluation(config: ExperimentConfig, workdir: epath.Path) -> None:
+    if is_remote(workdir):
+        raise ConfigError(
+            f"the evaluate stage works on local files, but --workdir is {workdir}; leave it out "
+            "(--stages=design,train), copy the workdir here, and evaluate the copy"
+        )
     from icl_jax.evaluation.evaluate import check_before_design
     from icl_jax.experiment.comparison import check_trunk
 

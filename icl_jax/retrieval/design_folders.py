@@ -2,22 +2,25 @@
 
 import json
 import os
-from pathlib import Path
 
 from etils import epath
 
+from icl_jax import mirror
 from icl_jax.config import DesignConfig
 from icl_jax.parallel import Runner
 from icl_jax.step_folder import absolute
+from icl_jax.storage import is_remote
 
+# What tells how far a design is: all that is fetched of one at a URL before a step is opened.
+_TOLD = frozenset({"inputs.json", "results.json", "config.json", "kept.json"})
 BRANCHES = "branches"  # of a workdir: the workdirs of the runs that branch off
 
 
 class DesignFolders:
-    """Where the steps of the design stage lie in a workdir."""
+    """Where the steps of the design stage lie in a workdir; of one at a URL, its local copy."""
 
     def __init__(self, workdir: str | os.PathLike):
-        self.path = Path(workdir) / "design"
+        self.path = mirror.local_folder(epath.Path(workdir) / "design")
         self.config = self.path / "config.json"
         self.tokenizer = self.path / "tokenizer"
         self.corpus = self.path / "corpus"
@@ -31,10 +34,16 @@ class DesignFolders:
         self.arms = self.path / "arms"  # a folder of records for each arm
         self.overlap = self.path / "overlap"
         self.card = self.path / "card.html"
+        # Of workers elsewhere: where they leave their results.
+        self.beam = self.path / "beam"
+        if is_remote(workdir):
+            self.beam = self.path.with_name(f"{self.path.name}-beam")  # nothing to be kept
+            mirror.fetch(self.path, _TOLD)
+            mirror.fetch(self.tokenizer)
 
     def runner(self, design: DesignConfig) -> Runner:
-        """What works on the shards; workers elsewhere leave their results in the workdir."""
-        return Runner.of(design, self.path / "beam")
+        """What works on the shards."""
+        return Runner.of(design, self.beam)
 
     @property
     def has_queries(self) -> bool:

@@ -19,6 +19,7 @@ from sklearn.utils.extmath import randomized_svd
 from threadpoolctl import threadpool_limits
 
 from icl_jax.config import EncoderConfig, StageError
+from icl_jax.mirror import fetch
 from icl_jax.step_folder import beside, write_json
 
 MAX_SAMPLE = 200_000  # sentences that it is fitted on
@@ -67,6 +68,7 @@ class TfidfEncoder:
     """The encoder that `fit_tfidf` wrote into a folder."""
 
     def __init__(self, folder: Path):
+        fetch(folder)
         if not (folder / "tfidf.json").exists():
             raise StageError(f"{folder} holds no fitted TF-IDF; run --stages=design to its end")
         settings = json.loads((folder / "tfidf.json").read_text())

@@ -75,11 +75,6 @@ def check_design(config: ExperimentConfig, workdir: str | os.PathLike) -> None:
             "design.corpus.files is empty; expected files, folders or globs with text "
             "(--config.design.corpus.files=FOLDER)"
         )
-    if "://" in str(workdir):
-        found.append(
-            f"the design stage maps its files into memory, so --workdir must be a local folder, "
-            f"got {workdir}; copy the result from there"
-        )
     if found:
         raise ConfigError("; ".join(found))
     if not config.design.tokenizer.folder:

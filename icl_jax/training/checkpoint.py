@@ -18,7 +18,10 @@ from icl_jax.config import ConfigError, ExperimentConfig, TrainingConfig
 from icl_jax.config_tree import from_dict, to_dict
 from icl_jax.sharding import variable_sharding, with_auto_axes
 from icl_jax.step_folder import absolute
+from icl_jax.storage import is_remote
 from icl_jax.training.train_state import TrainState
+
+_FINISHED = "commit_success.txt"
 
 
 def open_checkpoints(workdir: epath.Path, config: TrainingConfig) -> ocp.CheckpointManager:
@@ -65,16 +68,29 @@ def find(path: str) -> tuple[epath.Path, int]:
     """The folder of checkpoints and the step that `path` names: a workdir, or one checkpoint."""
     folder = absolute(path)  # of "." or "200" the name tells nothing
     if folder.name.isdigit() and folder.parent.name == "checkpoints":
-        names, folder = [folder.name] if folder.exists() else [], folder.parent
+        asked, folder = int(folder.name), folder.parent
+        steps = [step for step in finished_steps(folder) if step == asked]
     else:
         folder = folder if folder.name == "checkpoints" else folder / "checkpoints"
-        names = [child.name for child in folder.iterdir()] if folder.exists() else []
-    steps = sorted(int(name) for name in names if name.isdigit())
+        steps = finished_steps(folder)
     if not steps:
         if not absolute(path).exists():
             raise ConfigError(f"there is no folder {path}")
         raise ConfigError(f"{path}: there is no finished checkpoint in {folder}")
     return folder, steps[-1]
+
+
+def finished_steps(folder: epath.Path) -> list[int]:
+    """The steps of the finished checkpoints in a folder, in their order.
+
+    On a disk Orbax gives a checkpoint its name when it is finished; in a bucket, where nothing can
+    be renamed at once, it then adds a file.
+    """
+    names = [child.name for child in folder.iterdir()] if folder.exists() else []
+    steps = sorted(int(name) for name in names if name.isdigit())
+    if is_remote(folder):
+        steps = [step for step in steps if (folder / str(step) / _FINISHED).exists()]
+    return steps
 
 
 def read_config(path: str) -> ExperimentConfig:

@@ -12,6 +12,9 @@ import time
 from etils import epath
 import jax
 
+from icl_jax.step_folder import write_json
+from icl_jax.storage import read_text
+
 # What takes time, with its name in the report; `step` is all that the others leave over.
 PARTS = {
     "step": "steps",
@@ -34,7 +37,7 @@ class Goodput:
 
     def go_on_from(self, step: int) -> None:
         """Takes up what the run had spent when it had done `step` steps; call it once."""
-        held = json.loads(self._file.read_text()) if self._file.exists() else []
+        held = json.loads(read_text(self._file)) if self._file.exists() else []
         self._entries = [entry for entry in held if entry["step"] <= step]
         if not self._entries:  # what is done until the first checkpoint may be lost, too
             self.note(step)
@@ -77,9 +80,7 @@ class Goodput:
         entry = {"step": step, "time": self._now(), **self.numbers()}
         self._entries = [*(e for e in self._entries if e["step"] < step), entry]
         if jax.process_index() == 0:
-            partial = self._file.parent / f"{self._file.name}.partial"
-            partial.write_text(json.dumps(self._entries, indent=1) + "\n")
-            partial.replace(self._file)
+            write_json(self._file, self._entries)
 
     def report(self) -> str:
         """One line for people."""

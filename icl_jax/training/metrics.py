@@ -5,6 +5,7 @@ The numbers of a step are fetched after the next step was started, so reading th
 
 import json
 import math
+from pathlib import Path
 import sys
 import time
 
@@ -14,6 +15,7 @@ from tensorboardX import SummaryWriter
 from tqdm import tqdm
 
 from icl_jax.config import ExperimentConfig, StageError, head_dim, mlp_dim
+from icl_jax.live_files import LiveFolder
 from icl_jax.training.goodput import Goodput
 from icl_jax.training.hardware import peak_flops
 
@@ -51,8 +53,10 @@ class MetricsLog:
         self._peak = peak_flops(jax.devices(), config.model.dtype)
         self._writer = jax.process_index() == 0
         if self._writer:
-            self._file = _reopen(workdir / "metrics.jsonl", first)
-            self._board = SummaryWriter(str(workdir / "tensorboard"), purge_step=first + 1)
+            self._place = LiveFolder(workdir)
+            self._file = _reopen(self._place.fetch("metrics.jsonl"), first)
+            board = str(self._place.path / "tensorboard")
+            self._board = SummaryWriter(board, purge_step=first + 1)
         self._terminal = sys.stderr.isatty()
         self._line = tqdm(
             total=steps, initial=first, unit="step", desc="train", disable=not self._writer,
@@ -88,6 +92,12 @@ class MetricsLog:
         if step % self._every == 0 or step == self._steps:
             self._write(step, values)
 
+    def keep(self) -> None:
+        """Lets no line get lost that is older than a checkpoint."""
+        if self._writer:
+            self._board.flush()
+            self._place.keep()
+
     def __enter__(self):
         return self
 
@@ -96,6 +106,7 @@ class MetricsLog:
         if self._writer:
             self._file.close()
             self._board.close()
+            self._place.close()
 
     def _write(self, step: int, values: dict[str, float]) -> None:
         seconds = time.perf_counter() - self._start
@@ -120,7 +131,7 @@ class MetricsLog:
         self._start, self._tokens, self._waited = time.perf_counter(), 0, 0.0
 
 
-def _reopen(path: epath.Path, last_step: int):
+def _reopen(path: Path, last_step: int):
     """The file, without the lines of steps that will be done again and without a broken line."""
     kept = []
     for line in path.read_text().splitlines() if path.exists() else ():

@@ -15,6 +15,8 @@ from icl_jax.config_tree import differences, to_dict
 from icl_jax.corpus.files import files_checksum
 from icl_jax.data.input_pipeline import Data
 from icl_jax.example_design.gain_inputs import model_checksum
+from icl_jax.step_folder import write_json
+from icl_jax.storage import read_text
 from icl_jax.training import checkpoint
 
 # Changing these changes how a run is computed or kept, not what it learns.
@@ -32,11 +34,9 @@ def record_run(config: ExperimentConfig, workdir: epath.Path, data: Data) -> Non
     if jax.process_index() != 0:
         return
     workdir.mkdir(parents=True, exist_ok=True)
-    partial = workdir / "config.json.partial"
     content = {"config": to_dict(config), "data": data.fingerprint()}
     content |= {"start": find_start(config), "steps": planned_steps(config, data)}
-    partial.write_text(json.dumps(content, indent=2) + "\n")
-    partial.replace(workdir / "config.json")
+    write_json(workdir / "config.json", content)
 
 
 def planned_steps(config: ExperimentConfig, data: Data) -> int:
@@ -47,8 +47,7 @@ def planned_steps(config: ExperimentConfig, data: Data) -> int:
 
 def last_step(workdir: epath.Path) -> int | None:
     """The steps of the last finished checkpoint; None: there is none."""
-    names = [path.name for path in (workdir / "checkpoints").glob("*")]
-    return max((int(name) for name in names if name.isdigit()), default=None)
+    return max(checkpoint.finished_steps(workdir / "checkpoints"), default=None)
 
 
 def find_start(config: ExperimentConfig) -> dict | None:
@@ -108,7 +107,7 @@ def require_trained(config: ExperimentConfig, workdir: epath.Path) -> None:
 
 def _read(workdir: epath.Path) -> dict | None:
     file = workdir / "config.json"
-    return json.loads(file.read_text()) if file.exists() else None
+    return json.loads(read_text(file)) if file.exists() else None
 
 
 def _differences(

@@ -12,7 +12,8 @@ from etils import epath
 from icl_jax.config import ConfigError, ExperimentConfig
 from icl_jax.corpus.tokenizers import Tokenizer, load
 from icl_jax.example_design.arms import is_arm
-from icl_jax.retrieval.design_folders import design_workdir
+from icl_jax.retrieval.design_folders import DesignFolders, design_workdir
+from icl_jax.storage import is_remote
 from icl_jax.training import checkpoint
 
 _FILES = (("tokenizer.json",), ("vocab.json", "merges.txt"))
@@ -67,8 +68,8 @@ def _folder_of_records(sources: Sequence[str], workdir: epath.PathLike) -> Path 
             design = path.parent.parent
         else:
             continue
-        if "://" in str(design):
-            continue  # far away: tokenizers are read from local files
+        if is_remote(design):
+            design = DesignFolders(design.parent).path  # its local copy
         if (design / "tokenizer" / "special_ids.json").exists():
             return Path(design / "tokenizer")
     return None

@@ -69,6 +69,7 @@ def train(config: ExperimentConfig, workdir: epath.Path, brief: bool = False) ->
                 if stopping or step == steps or step % config.training.checkpoint_every == 0:
                     log.flush()  # stops here rather than save a state that is not finite
                     with goodput.spent_on("checkpoint"):
+                        log.keep()
                         checkpoint.save(checkpoints, config, state, batches)
                     goodput.note(step)
                 if stopping:

@@ -1,0 +1,220 @@
+"""Reading and writing at a URL: passing failures are tried again, and nothing half is ever read."""
+
+import logging
+import subprocess
+import sys
+import time
+
+from etils import epath
+import fsspec
+import numpy as np
+import pytest
+
+from icl_jax import storage
+from icl_jax.config import ConfigError, CorpusConfig, ExperimentConfig, StageError
+from icl_jax.corpus.documents import read_documents
+from icl_jax.corpus.files import describe_files
+from icl_jax.corpus.shards import plan_shards
+from icl_jax.data.shard_index import load_indexes
+from icl_jax.data.shards import Shards, find_shards
+from icl_jax.data.tfrecord import encode_example, write_records
+from icl_jax.experiment.stages import run_stages
+from icl_jax.step_folder import beside, write_json
+
+FILE = "gs://bucket/folder/file"
+
+
+@pytest.fixture
+def told(caplog):
+    caplog.set_level(logging.WARNING)
+    return lambda: [record.getMessage() for record in caplog.records]
+
+
+def records(count: int) -> list[bytes]:
+    return [encode_example({"tokens": np.arange(1, 50) + i}) for i in range(count)]
+
+
+def test_a_url_is_opened_by_the_same_client_whether_tensorflow_is_there_or_not(gcs):
+    assert type(epath.Path(FILE)._backend).__name__ == "_FileSystemSpecBackend"
+    client = epath.Path(FILE)._backend.fs(FILE)
+    assert not client.dircache.use_listings_cache  # else it would not see what others write
+
+
+@pytest.mark.parametrize("failure", ["503", "429", "reset", "cut"])
+def test_a_read_that_fails_twice_is_tried_again_after_longer_and_longer_waits(gcs, told, failure):
+    gcs.put("bucket/folder/file", b"all of it" * 100)
+    met = gcs.fail("GET", "alt=media", failure, times=2)
+    assert storage.read_bytes(FILE) == b"all of it" * 100
+    assert len(met.requests) == 2
+    if failure == "reset":  # of a connection that was used before: the HTTP library tries once more
+        assert len(gcs.waits) <= 2
+        return
+    assert len(gcs.waits) == 2 and 1 <= gcs.waits[0] < 2 <= gcs.waits[1] < 3
+    assert len([line for line in told() if "retrying" in line]) == 2
+
+
+def test_a_store_that_stays_away_is_told_with_path_and_count_and_not_waited_for_twice(gcs):
+    gcs.put("bucket/folder/file", b"content")
+    met = gcs.fail("GET", "alt=media", "503", times=99)
+    with pytest.raises(storage.StorageError, match=f"{FILE} could not be read: 6 tries failed"):
+        storage.read_bytes(FILE)
+    assert len(met.requests) == 6  # those of gcsfs: ours would make 30 of them
+
+
+def test_what_gcsfs_does_not_try_again_is_tried_here(gcs, told, monkeypatch):
+    gcs.put("bucket/folder/file", b"content")
+    client, _ = storage.file_system(FILE)
+    errors, real = [TimeoutError(), ConnectionResetError(104, "reset")], client.cat_file
+
+    def cat_file(*args, **options):
+        if errors:
+            raise errors.pop(0)
+        return real(*args, **options)
+
+    monkeypatch.setattr(client, "cat_file", cat_file)
+    assert storage.read_bytes(FILE) == b"content"
+    assert [f"try {n} of 5" in line for n, line in zip((2, 3), told(), strict=True)] == [True, True]
+    assert 1 <= gcs.waits[0] <= 1.5 and 2 <= gcs.waits[1] <= 3
+    errors += [TimeoutError()] * 5
+    with pytest.raises(storage.StorageError, match=r"could not be read: 5 tries failed"):
+        storage.read_bytes(FILE)
+
+
+@pytest.mark.parametrize(
+    ("status", "error"), [("403", PermissionError), ("404", FileNotFoundError)]
+)
+def test_what_will_not_pass_is_not_tried_again(gcs, status, error):
+    gcs.put("bucket/folder/file", b"content")
+    met = gcs.fail("GET", "alt=media", status, times=9)
+    with pytest.raises(error, match=FILE):
+        storage.read_bytes(FILE)
+    assert len(met.requests) == 1 and not gcs.waits
+
+
+def test_a_client_that_is_not_installed_is_named_with_what_to_install(monkeypatch):
+    def url_to_fs(url):
+        raise ImportError("Please install gcsfs")
+
+    monkeypatch.setattr(fsspec.core, "url_to_fs", url_to_fs)
+    with pytest.raises(ConfigError, match=r"gs://bucket/a: to open gs:// install gcsfs \(pip"):
+        run_stages(ExperimentConfig(), epath.Path("gs://bucket/a"), ["train"])
+
+
+def test_the_evaluate_stage_says_before_all_else_that_it_needs_local_files(gcs):
+    with pytest.raises(ConfigError, match=f"works on local files, but --workdir is {FILE}; leave"):
+        run_stages(ExperimentConfig(), epath.Path(FILE), ["train", "evaluate"])
+
+
+@pytest.mark.parametrize("size", [1000, 6 << 20])  # at once, and in parts
+def test_an_upload_that_dies_half_way_leaves_nothing_and_is_sent_again(gcs, tmp_path, size):
+    (tmp_path / "file").write_bytes(b"x" * size)
+    gcs.put("bucket/folder/file", b"the old one")
+    met = gcs.fail("POST", "uploadType", "die", times=2)
+    storage.upload(tmp_path / "file", FILE)
+    assert len(met.requests) == 2 and gcs.content(FILE) == b"x" * size
+    assert gcs.names("gs://bucket") == ["folder/file"]  # nothing beside it
+    gcs.fail("POST", "uploadType", "die", times=99)
+    with pytest.raises(storage.StorageError, match="could not be written"):
+        storage.write_bytes(FILE, b"new")
+    assert gcs.content(FILE) == b"x" * size
+
+
+def test_an_upload_of_which_less_arrived_is_sent_again(gcs, monkeypatch):
+    client, _ = storage.file_system(FILE)
+    real, sent = client.pipe_file, []
+
+    def pipe_file(name, content):
+        sent.append(name)
+        real(name, content[:3] if len(sent) == 1 else content)
+
+    monkeypatch.setattr(client, "pipe_file", pipe_file)
+    storage.write_bytes(FILE, b"content")
+    assert len(sent) == 2 and gcs.content(FILE) == b"content"
+
+
+def test_an_error_while_a_file_is_made_sends_nothing(gcs):
+    for writer in (
+        lambda: write_records(FILE, (1 / (2 - i) for i in range(3))),
+        lambda: write_json(FILE, {"no": object()}),
+    ):
+        with pytest.raises((ZeroDivisionError, TypeError)):
+            writer()
+    with pytest.raises(KeyboardInterrupt), beside(FILE) as partial:
+        partial.write_text("half")
+        raise KeyboardInterrupt
+    assert gcs.names() == []
+
+
+def test_a_process_that_is_killed_while_it_sends_leaves_the_old_object(gcs):
+    gcs.put("bucket/folder/file", b"the old one")
+    gcs.fail("POST", "uploadType", "hang")
+    code = f"from icl_jax import storage; storage.write_bytes({FILE!r}, b'new' * 1_000_000)"
+    writer = subprocess.Popen([sys.executable, "-c", code])
+    while not gcs.failures[0].requests:
+        assert writer.poll() is None
+        time.sleep(0.02)
+    writer.kill()
+    writer.wait()
+    assert gcs.content(FILE) == b"the old one" and not gcs.uploads
+
+
+def test_records_are_written_indexed_and_read_with_failures_on_every_way(gcs, tmp_path):
+    url = epath.Path("gs://bucket/records")
+    name = "a.tfrecord-00000-of-00001"
+    write_records(tmp_path / name, records(40))
+    gcs.fail("POST", "upload", "503", times=2)
+    write_records(url / name, records(40))
+    assert gcs.content(str(url / name)) == (tmp_path / name).read_bytes()
+    gcs.fail("GET", "alt=media", "cut", times=2)
+    gcs.fail("GET", "o/records", "503", times=2)
+    shards = Shards(find_shards(str(url)))
+    local = Shards([tmp_path / name])
+    gcs.fail("GET", "alt=media", "reset", times=2)
+    for i in (3, 39, 0):
+        np.testing.assert_equal(shards[i], local[i])
+    index = f"{name}.index.npz"
+    assert gcs.names(str(url)) == [name, index]
+    gcs.requests.clear()
+    load_indexes(find_shards(str(url)), show_progress=False)
+    whole = [r for r in gcs.requests if "alt=media" in r and index not in r]
+    assert len(whole) == 2  # its edges: the stored index was taken
+
+
+def test_half_an_index_is_not_taken_and_a_cut_shard_is_named(gcs):
+    path = epath.Path("gs://bucket/records/a.tfrecord")
+    write_records(path, records(5))
+    Shards([path])
+    index, shard = f"bucket/records/{path.name}.index.npz", "bucket/records/a.tfrecord"
+    gcs.put(index, gcs.objects[index][0][:100])
+    assert len(Shards([path])) == 5
+    gcs.put(shard, gcs.objects[shard][0][:-20])
+    with pytest.raises(StageError, match=r"gs://bucket/records/a.tfrecord at byte \d+: expected"):
+        Shards([path])
+
+
+def test_a_corpus_in_a_bucket_is_read_as_on_a_disk(gcs, tmp_path, monkeypatch):
+    import gzip
+    import json
+
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    monkeypatch.setattr(storage, "BLOCK_BYTES", 1 << 15)  # many requests
+    rows = [{"id": str(i), "title": "t", "text": f"Text number {i}. " * 50} for i in range(100)]
+    lines = "".join(json.dumps(row) + "\n" for row in rows).encode()
+    (tmp_path / "a.jsonl.gz").write_bytes(gzip.compress(lines, mtime=0))
+    (tmp_path / "b.jsonl").write_bytes(lines)
+    pq.write_table(pa.Table.from_pylist(rows), tmp_path / "c.parquet", row_group_size=50)
+    for file in tmp_path.glob("?.*"):
+        gcs.put(f"bucket/corpus/{file.name}", file.read_bytes())
+    found = []
+    for patterns in (["gs://bucket/corpus/*.jsonl*", "gs://bucket/corpus/c.parquet"],
+                     [f"{tmp_path}/?.jsonl*", f"{tmp_path}/c.parquet"]):  # fmt: skip
+        gcs.fail("GET", "alt=media", "cut", times=2)
+        gcs.fail("GET", "alt=media", "503", times=2)
+        config = CorpusConfig(files=tuple(patterns))
+        shards = plan_shards(config, 30_000)
+        documents = [d for shard in shards for d in read_documents(shard, config)]
+        described = list(describe_files(config).values())
+        found.append(([d._replace(file="") for d in documents], described, len(shards)))
+    assert found[0] == found[1] and len(found[0][0]) == 300
