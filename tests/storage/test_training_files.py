@@ -12,6 +12,7 @@ import pytest
 from icl_jax import live_files, storage
 from icl_jax.config import ConfigError
 from icl_jax.training import checkpoint
+from icl_jax.training.goodput import Goodput
 from icl_jax.training.metrics import MetricsLog
 from icl_jax.training.run_record import last_step
 from icl_jax.training.train_state import TrainState
@@ -25,7 +26,7 @@ def state_of(step: int) -> TrainState:
 
 
 def log_steps(first: int, steps, url=URL) -> None:
-    with MetricsLog(small.experiment(log_every=1), url, first, 9) as log:
+    with MetricsLog(small.experiment(log_every=1), url, first, 9, Goodput(url)) as log:
         for step in steps:
             told = {"loss": step / 2, "learning_rate": 0.1, "grad_norm": 1.0, "tokens": 8}
             log.push(step, {name: jnp.float32(x) for name, x in told.items()}, 0.0)
