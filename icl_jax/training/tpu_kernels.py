@@ -10,7 +10,7 @@ from typing import NamedTuple
 PRODUCTS = {"fwd": 2, "dq": 3, "dkv": 4}  # matrix products for each pair of blocks
 # (cycles of a step, and for each score in it): through blocks of 512 and of 1,024 tokens of heads
 # of 64 in the schedules that libtpu wrote for v5e (docs/tpu_sharding.md).
-CYCLES = {"fwd": (817, 5.47e-3), "dq": (568, 5.59e-3), "dkv": (903, 7.32e-3)}
+CYCLES = {"fwd": (757, 5.70e-3), "dq": (504, 5.83e-3), "dkv": (838, 7.57e-3)}
 
 
 class Kernel(NamedTuple):
@@ -47,14 +47,13 @@ def read_kernel(line: str, shapes: list[str]) -> Kernel | None:
     rows, heads, *last = map(int, re.search(r"\[([\d,]+)\]", shapes[first])[1].split(","))
     length, head_dim = last if note("q_layout") == 1 else reversed(last)
     count = {side: length // size for side, size in block.items()}
-    pairs = count["q"] * count["k"]
-    if first:  # only a causal kernel is told which blocks to meet
-        ends = range(block["q"], length + 1, block["q"])
-        pairs = sum(-(-end // block["k"]) for end in ends)
     roles = ["mask"] * first + ["q", "k", "v"]
     roles += ["q_group", "k_group"] if segmented else []
     roles += [] if phase == "fwd" else ["log_sum", "d_out", "d_sum"]
-    roles += ["index"] * (len(shapes) - len(roles))
+    pairs = count["q"] * count["k"]
+    if len(shapes) > len(roles):  # only a causal kernel is given the places of its queries
+        roles.append("index")
+        pairs = sum(-(-end // block["k"]) for end in range(block["q"], length + 1, block["q"]))
     return Kernel(phase, rows, heads, head_dim, block, count, pairs, roles)
 
 
