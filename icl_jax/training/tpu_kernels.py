@@ -4,6 +4,7 @@ A kernel goes over blocks of queries and keys. Of one side (`fwd`, `dq`: queries
 keeps a block while it reads, one after the other, the blocks of the other side that it meets.
 """
 
+import math
 import re
 from typing import NamedTuple
 
@@ -44,8 +45,10 @@ def read_kernel(line: str, shapes: list[str]) -> Kernel | None:
     note = lambda name: int(re.search(rf'{name}\\?": (\d+)', line)[1])  # noqa: E731
     block = {"q": note(f"block_q{suffix}"), "k": note(f"block_kv{suffix}")}
     first = next(n for n, shape in enumerate(shapes) if shape.startswith(("bf16", "f32")))
-    rows, heads, *last = map(int, re.search(r"\[([\d,]+)\]", shapes[first])[1].split(","))
-    length, head_dim = last if note("q_layout") == 1 else reversed(last)
+    sizes = [int(size) for size in re.search(r"\[([\d,]+)\]", shapes[first])[1].split(",")]
+    *rows, heads, length, head_dim = sizes  # no rows: a single one
+    if note("q_layout") != 1:
+        length, head_dim = head_dim, length
     count = {side: length // size for side, size in block.items()}
     roles = ["mask"] * first + ["q", "k", "v"]
     roles += ["q_group", "k_group"] if segmented else []
@@ -54,7 +57,7 @@ def read_kernel(line: str, shapes: list[str]) -> Kernel | None:
     if len(shapes) > len(roles):  # only a causal kernel is given the places of its queries
         roles.append("index")
         pairs = sum(-(-end // block["k"]) for end in range(block["q"], length + 1, block["q"]))
-    return Kernel(phase, rows, heads, head_dim, block, count, pairs, roles)
+    return Kernel(phase, math.prod(rows), heads, head_dim, block, count, pairs, roles)
 
 
 def kernel_flops(kernel: Kernel) -> float:

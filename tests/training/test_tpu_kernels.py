@@ -38,6 +38,8 @@ def test_a_kernel_is_counted_by_its_blocks_and_what_is_around_it_as_ever():
     assert (kernel.phase, kernel.rows, kernel.heads, kernel.head_dim) == ("fwd", ROWS, HEADS, DIM)
     assert kernel.pairs == 3  # of four pairs of blocks, a causal kernel leaves out one
     assert tpu_program.called_kernel(entry, entry["copy.1"]) is None
+    alone = tpu_program.parse_program(PROGRAM.replace("bf16[2,4,", "bf16[4,"))[""]
+    assert tpu_program.called_kernel(alone, alone["kernel.1"]) == kernel._replace(rows=1)
     cost = tpu_program.program_cost(PROGRAM, chips=1)
     steps = ROWS * HEADS * 3
     assert cost.flops == steps * 2 * (2 * BLOCK * BLOCK * DIM)
