@@ -44,6 +44,9 @@ class TransformerConfig:
     dtype: str = "float32"  # of the matrix products; parameters, softmax, norms, logits: float32
     scan_layers: bool = False  # True: one compiled block, parameters stacked over layers
     remat: str = "none"  # recompute in the backward pass: none, dots (keep matmuls), full
+    # plain; splash: the TPU's kernel, which has neither ALiBi nor attention dropout; auto: splash
+    # where it can be and is faster: on a TPU, rows of 1,024 tokens or more, attention_dropout 0.
+    attention: str = "auto"
 
     def problems(self) -> list[str]:
         return config_problems.transformer_problems(self)

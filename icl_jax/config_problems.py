@@ -7,6 +7,8 @@ import re
 ACTIVATIONS = ("gelu", "gelu_new", "relu", "silu")
 POSITIONS = ("learned", "sinusoidal", "linear", "none", "alibi", "rotary")
 REMAT_POLICIES = ("none", "dots", "full")
+ATTENTIONS = ("auto", "plain", "splash")
+SPLASH_HEAD_UNIT = 64  # sizes of a head that the kernel was compiled with are multiples of this
 DTYPES = ("float32", "bfloat16")
 ANALYSED_DTYPES = (*DTYPES, "float64")  # what theory computes in, under jax.enable_x64
 EMBEDDINGS = ("vocabulary", "convolution")
@@ -70,6 +72,22 @@ def transformer_problems(config) -> list[str]:
         size = config.head_dim or config.embed_dim // config.num_heads
         if size % 2:
             found.append(f"rotary positions need an even head_dim, got {size}")
+    require_choice(found, "attention", config.attention, ATTENTIONS)
+    if config.attention == "splash" and config.num_heads > 0:
+        found += _splash_problems(config)
+    return found
+
+
+def _splash_problems(config) -> list[str]:
+    found, way_out = [], "set attention='auto'"
+    if config.position == "alibi":
+        found.append(f"attention='splash' has no ALiBi, but position is 'alibi'; {way_out}")
+    size = config.head_dim or config.embed_dim // config.num_heads
+    if size % SPLASH_HEAD_UNIT:
+        found.append(
+            f"attention='splash' needs a head_dim that is a multiple of {SPLASH_HEAD_UNIT}, got "
+            f"{size}; {way_out}"
+        )
     return found
 
 
@@ -363,6 +381,12 @@ def experiment_problems(config) -> list[str]:
         found.append(
             f"sequence_length {config.sequence_length} is longer than "
             f"model.context_length {config.model.context_length}; change one of them"
+        )
+    kind, rate = (getattr(config.model, x, 0) for x in ("attention", "attention_dropout"))
+    if kind == "splash" and rate > 0 and config.training.dropout:
+        found.append(
+            f"model.attention='splash' has no attention dropout, but model.attention_dropout is "
+            f"{rate}; set it to 0, or training.dropout=False, or model.attention='auto'"
         )
     return found
 

@@ -32,7 +32,8 @@ from icl_jax.step_folder import beside, write_json
 
 MAX_FILE_BYTES = 2 * 10**9  # a larger model is written as several files with an index
 OVERRIDES = (
-    "dtype", "scan_layers", "remat", "embedding_dropout", "attention_dropout", "residual_dropout",
+    "dtype", "scan_layers", "remat", "attention", "embedding_dropout", "attention_dropout",
+    "residual_dropout",
 )  # fmt: skip
 _PICKLED = (".bin", ".pt", ".pth", ".ckpt", ".pkl")
 
@@ -44,7 +45,8 @@ class FolderError(StageError, ValueError):
 def load(folder: str | os.PathLike, mesh: Mesh | None = None, **overrides) -> GPT | Roberta:
     """The model in a local folder, on the shards of `mesh`.
 
-    `overrides` set how it runs, not what it is: dtype, scan_layers, remat, and the dropouts.
+    `overrides` set how it runs, not what it is: dtype, scan_layers, remat, attention, and the
+    dropouts.
     """
     wrong = [name for name in overrides if name not in OVERRIDES]
     if wrong:

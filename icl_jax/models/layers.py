@@ -14,6 +14,7 @@ from icl_jax.config import ModelConfig, TransformerConfig, head_dim, mlp_dim
 from icl_jax.models import attention
 from icl_jax.models.attention import Cache, Place
 from icl_jax.models.inputs import parameter_dtype
+from icl_jax.models.splash import choose_splash, splash_attend
 from icl_jax.sharding import constrain, platform
 
 ACTIVATIONS: dict[str, Callable[[jax.Array], jax.Array]] = {
@@ -183,7 +184,7 @@ class Attention(nnx.Module):
     def __init__(
         self, config: TransformerConfig, *, causal: bool, out_stddev: float, rngs: nnx.Rngs
     ):
-        self.causal, self.rate = causal, config.attention_dropout
+        self.causal, self.rate, self.kind = causal, config.attention_dropout, config.attention
         self.position, self.num_heads = config.position, config.num_heads
         embed, heads = (
             {"embed": config.embed_dim},
@@ -196,6 +197,11 @@ class Attention(nnx.Module):
 
     def __call__(self, x_BTD: jax.Array, place: Place, dropout_key: jax.Array | None) -> jax.Array:
         q_BHTK, k_BHTK, v_BHTK = self._project(x_BTD, place)
+        _, _, length, head_dim = q_BHTK.shape
+        alibi, dropout = self.position == "alibi", dropout_key is not None and self.rate > 0
+        if choose_splash(self.kind, length, head_dim, alibi=alibi, dropout=dropout):
+            mixed_BHTK = splash_attend(q_BHTK, k_BHTK, v_BHTK, place, causal=self.causal)
+            return self.out(mixed_BHTK.transpose(0, 2, 1, 3))
         return self._mix(q_BHTK, k_BHTK, v_BHTK, place, place, dropout_key)
 
     def extend(

@@ -268,7 +268,9 @@ program, a loop's body as often as it runs ({unknown_loops} loops of unknown len
 compiler's own total, flops with loops once, counts every body once. Sent: ring algorithm, over one
 link for each dimension of the network that the group spans, two where the dimension is a ring.
 Times of products, memory and links are at the makers' peak rates; vector work is in the cycles
-only. Cycles are the compiler's guess for each operation but collectives."""
+only. Cycles are the compiler's guess for each operation but collectives and attention kernels, of
+which it tells nothing: their flops and traffic are counted by their blocks, and their cycles are
+as many for each score as its schedules for v5e have."""
 
 
 def advice(config: ExperimentConfig, chips: int) -> str:

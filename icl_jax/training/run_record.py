@@ -21,7 +21,8 @@ from icl_jax.training import checkpoint
 
 # Changing these changes how a run is computed or kept, not what it learns.
 FREE_FIELDS = (
-    "mesh", "model.remat", "data.workers", "data.prefetch", "training.accumulate",
+    "mesh", "model.remat", "model.attention", "data.workers", "data.prefetch",
+    "training.accumulate",
     "training.checkpoint_every", "training.keep_last", "training.keep_every", "training.log_every",
 )  # fmt: skip
 # What of a config is about other stages or other runs.

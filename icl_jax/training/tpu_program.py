@@ -8,6 +8,14 @@ from typing import NamedTuple
 
 import numpy as np
 
+from icl_jax.training.tpu_kernels import (
+    Kernel,
+    kernel_cycles,
+    kernel_flops,
+    kernel_reads,
+    read_kernel,
+)
+
 COLLECTIVES = ("all-gather", "reduce-scatter", "all-reduce", "all-to-all", "collective-permute")
 NO_TRAFFIC = (
     "parameter", "constant", "get-tuple-element", "tuple", "bitcast", "while", "call",
@@ -31,7 +39,7 @@ class Cost(NamedTuple):
 
     flops: float  # of matrix products
     memory_bytes: float  # read from HBM and written to it
-    cycles: float  # as the compiler expects, collectives apart
+    cycles: float  # as the compiler expects, collectives apart; of kernels our own estimate
     collectives: list[Collective]
     unknown_loops: int  # that end by their data: counted once
 
@@ -59,6 +67,7 @@ def parse_program(text: str) -> Program:
     program, current = {}, {}
     head = re.compile(r"(ENTRY )?%?([^ (]+) .*\{$")
     body = re.compile(r" +(?:ROOT )?%?(\S+) = (.*?) ([a-z][a-z\d-]*)\(([^)]*)\)")
+    text = re.sub(r"kernel_metadata=\{\n(.*)\n\}", r"kernel_metadata={\1}", text)  # else 3 lines
     for line in re.sub(r"/\*.*?\*/", "", text).splitlines():
         if found := body.match(line):
             name, shape, opcode, inside = found.groups()
@@ -127,9 +136,19 @@ def program_cost(text: str, chips: int) -> Cost:
         memory_bytes += times * memory_traffic(program, computation, instruction)
         found = re.search(r'"estimated_cycles":"(\d+)"', instruction.line)
         cycles += times * int(found[1]) if found else 0
+        if kernel := called_kernel(computation, instruction):
+            flops += times * kernel_flops(kernel)
+            cycles += times * kernel_cycles(kernel)
         loop = instruction.opcode == "while"
         unknown += loop and trip_count(program, computation, instruction) is None
     return Cost(flops, memory_bytes, cycles, collectives(program, chips), unknown)
+
+
+def called_kernel(computation: Computation, instruction: Instruction) -> Kernel | None:
+    """The attention kernel that an instruction calls."""
+    if instruction.opcode != "custom-call":
+        return None
+    return read_kernel(instruction.line, [computation[x].shape for x in instruction.operands])
 
 
 def collectives(program: Program, chips: int) -> list[Collective]:
@@ -234,6 +253,9 @@ def memory_traffic(program: Program, scope: Computation, instruction: Instructio
         scope = program[instruction.attribute("calls")]
         root = _root(scope)
         read = sum(_read_of(program, scope, n) for n in range(len(instruction.operands)))
+    elif kernel := called_kernel(scope, instruction):
+        sizes = [shape_bytes(scope[x].shape, memory=True) for x in instruction.operands]
+        return kernel_reads(kernel, sizes) + shape_bytes(instruction.shape, memory=True)
     else:
         read = sum(_read_by(program, scope, instruction, x) for x in set(instruction.operands))
     parts = [scope[x] for x in root.operands] if root.opcode == "tuple" else [root]
