@@ -171,7 +171,9 @@ def collectives(program: Program, chips: int) -> list[Collective]:
         entry = Collective(kind, sent, times, group, shape, place[1] if place else "")
         # A chain of fusions repeats an asynchronous collective, also in loops that it outlasts.
         chained = "async_collective_fusion_config" in instruction.line
-        key = ("" if chained else name, instruction.attribute("channel_id") or instruction.name)
+        # Inside shard_map, others may have the same channel.
+        channel = instruction.attribute("channel_id") or instruction.name
+        key = ("", channel) if chained else (name, instruction.name)
         found[key] = min(entry, found.get(key, entry), key=lambda x: x.times)
     return list(found.values())
 
