@@ -168,7 +168,7 @@ def _run(own: Round, before: Round | None) -> None:
         run_stages(own.config, own.workdir, NEEDED)
         return
     run_stages(own.config, own.workdir, ["design", "train"])
-    unchanged = unchanged_branches(own, before)
+    unchanged = by_leader(unchanged_branches, own, before)
     for branch in one_by_one(unchanged, "training branch"):
         train(branch.config, branch.workdir, brief=True)
     by_leader(_compare, own, unchanged)

@@ -38,6 +38,7 @@ def _design(config: ExperimentConfig, workdir: epath.Path) -> None:
 def _train(config: ExperimentConfig, workdir: epath.Path) -> None:
     from icl_jax.experiment.branches import has_trunk, plan_branches, trunk_config
     from icl_jax.experiment.progress import one_by_one
+    from icl_jax.parallel_hosts import by_leader
     from icl_jax.training.train import train
 
     if not config.branches.arms:
@@ -45,7 +46,8 @@ def _train(config: ExperimentConfig, workdir: epath.Path) -> None:
         return
     if has_trunk(config):
         train(trunk_config(config), workdir)
-    for branch in one_by_one(plan_branches(config, workdir), "training branch"):
+    # By one process: what it finds of the trunk is there for all of them.
+    for branch in one_by_one(by_leader(plan_branches, config, workdir), "training branch"):
         train(branch.config, branch.workdir, brief=True)
 
 

@@ -45,7 +45,7 @@ def start(config: ExperimentConfig, folder: Path, name: str, stages, processes: 
 
 def run(*arguments) -> None:
     for code, _, errors in end_job(start(*arguments)):
-        assert code == 0, errors[-3000:]
+        assert code == 0, errors[-6000:]
 
 
 def network_experiment(folder: Path) -> ExperimentConfig:
