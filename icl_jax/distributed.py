@@ -9,12 +9,14 @@ import re
 import socket
 import subprocess
 import sys
+import time
 import traceback
 
 from icl_jax.config import ConfigError
 from icl_jax.flag_errors import STOPPED
 
 _SILENCE = 30  # seconds: a process that is silent for longer ends all others of the job
+_LAST_WORDS = 3  # seconds: the first process keeps what the others hear of an error by
 _LOST_CODE = 134  # as where JAX notices it first, and aborts
 # In what JAX says when another process is gone.
 _LOST = re.compile(
@@ -42,6 +44,7 @@ def ends_with_job() -> Iterator[None]:
         sys.stdout.flush()
         sys.stderr.flush()
         if code:
+            time.sleep(_LAST_WORDS if job_place() == 0 else 0)
             os._exit(code)
         raise
     if witness is not None:
@@ -50,12 +53,10 @@ def ends_with_job() -> Iterator[None]:
 
 def _call_witness() -> subprocess.Popen | None:
     """Of a job, a small process that tells if this one is killed, or ended by JAX in C++."""
-    import jax
-
-    if not jax.distributed.is_initialized():
+    if job_size() == 1:
         return None
     told = (
-        f"error: process {jax.process_index()} of {jax.process_count()} on {socket.gethostname()} "
+        f"error: process {job_place()} of {job_size()} on {socket.gethostname()} "
         "is gone: it was killed (for lack of memory?), or another process of the job was, and all "
         f"end with it. {_GO_ON}"
     )
