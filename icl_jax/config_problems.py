@@ -8,7 +8,7 @@ ACTIVATIONS = ("gelu", "gelu_new", "relu", "silu")
 POSITIONS = ("learned", "sinusoidal", "linear", "none", "alibi", "rotary")
 REMAT_POLICIES = ("none", "dots", "full")
 ATTENTIONS = ("auto", "plain", "splash")
-SPLASH_HEAD_UNIT = 64  # sizes of a head that the kernel was compiled with are multiples of this
+SPLASH_HEAD_UNIT = 64  # heads of 64 and 128 were compiled
 DTYPES = ("float32", "bfloat16")
 ANALYSED_DTYPES = (*DTYPES, "float64")  # what theory computes in, under jax.enable_x64
 EMBEDDINGS = ("vocabulary", "convolution")
@@ -68,26 +68,14 @@ def transformer_problems(config) -> list[str]:
     for name in ("embedding_dropout", "attention_dropout", "residual_dropout"):
         if not 0 <= getattr(config, name) < 1:
             found.append(f"{name} must be at least 0 and below 1, got {getattr(config, name)}")
-    if config.position == "rotary" and config.num_heads > 0:
-        size = config.head_dim or config.embed_dim // config.num_heads
-        if size % 2:
-            found.append(f"rotary positions need an even head_dim, got {size}")
+    size = config.head_dim or config.embed_dim // max(config.num_heads, 1)
+    if config.position == "rotary" and size % 2:
+        found.append(f"rotary positions need an even head_dim, got {size}")
     require_choice(found, "attention", config.attention, ATTENTIONS)
-    if config.attention == "splash" and config.num_heads > 0:
-        found += _splash_problems(config)
-    return found
-
-
-def _splash_problems(config) -> list[str]:
-    found, way_out = [], "set attention='auto'"
-    if config.position == "alibi":
-        found.append(f"attention='splash' has no ALiBi, but position is 'alibi'; {way_out}")
-    size = config.head_dim or config.embed_dim // config.num_heads
-    if size % SPLASH_HEAD_UNIT:
-        found.append(
-            f"attention='splash' needs a head_dim that is a multiple of {SPLASH_HEAD_UNIT}, got "
-            f"{size}; {way_out}"
-        )
+    if config.attention == "splash" and (config.position == "alibi" or size % SPLASH_HEAD_UNIT):
+        needed = f"no ALiBi and a head_dim of {SPLASH_HEAD_UNIT} or a multiple"
+        got = f"position '{config.position}' and head_dim {size}"
+        found.append(f"attention='splash' needs {needed}, got {got}; set attention='auto'")
     return found
 
 
@@ -381,12 +369,6 @@ def experiment_problems(config) -> list[str]:
         found.append(
             f"sequence_length {config.sequence_length} is longer than "
             f"model.context_length {config.model.context_length}; change one of them"
-        )
-    kind, rate = (getattr(config.model, x, 0) for x in ("attention", "attention_dropout"))
-    if kind == "splash" and rate > 0 and config.training.dropout:
-        found.append(
-            f"model.attention='splash' has no attention dropout, but model.attention_dropout is "
-            f"{rate}; set it to 0, or training.dropout=False, or model.attention='auto'"
         )
     return found
 

@@ -118,6 +118,12 @@ def _objective_problems(config: ExperimentConfig) -> list[str]:
         )
     if isinstance(model, RobertaConfig) and not model.mlm_head:
         found.append("model.mlm_head is False, but training needs the head")
+    kind, rate = (getattr(model, name, None) for name in ("attention", "attention_dropout"))
+    if kind == "splash" and rate and training.dropout:
+        found.append(
+            f"model.attention 'splash' has no attention dropout, but model.attention_dropout is "
+            f"{rate}; set it to 0, or training.dropout to False, or model.attention to 'auto'"
+        )
     if training.objective == "masked_token" and not 0 <= training.mask_token_id < model.vocab_size:
         found.append(
             f"training.mask_token_id {training.mask_token_id} is outside the vocabulary of "

@@ -107,5 +107,5 @@ def test_the_kernels_of_a_compiled_step_are_found_and_counted(tmp_path):
     ]
     assert {kernel.phase for kernel in found} == {"fwd", "dq", "dkv"}
     assert {kernel.head_dim for kernel in found} == {64}
-    # All pairs and not 10 of 16, and two products more in the backward pass.
+    # All pairs and not 10 of 16, and three products more in the backward pass.
     assert splash["compiled_flops"] > plain["compiled_flops"]

@@ -257,6 +257,8 @@ def test_everything_impossible_is_said_at_once_before_anything_is_compiled(tmp_p
     config.data.sources += (str(tmp_path / "missing"),)
     config.model.context_length = 8
     config.optimizer.schedule = "square"
+    config.model.attention, config.model.attention_dropout = "splash", 0.1
+    config.training.dropout = True
     with pytest.raises(ConfigError) as stopped:
         train(config, epath.Path(tmp_path) / "run")
     for part in (
@@ -264,6 +266,7 @@ def test_everything_impossible_is_said_at_once_before_anything_is_compiled(tmp_p
         "sequence_length 16 is longer than model.context_length 8",
         "batch_size 8 is not divisible by mesh.data 4 x mesh.fsdp 1 x training.accumulate 3",
         "objective 'masked_token' needs a RobertaConfig, but model is a GPTConfig",
+        "model.attention 'splash' has no attention dropout, but model.attention_dropout is 0.1",
         f"{tmp_path / 'missing'}",
     ):
         assert part in str(stopped.value), part
