@@ -28,12 +28,14 @@ class Runner:
     workers: int = 0  # processes of this machine; 0: one for each core
     kind: str = "local"
     options: tuple[str, ...] = ()  # of Beam
-    folder: str = ""  # in a workdir's design: where workers of Beam leave results; all see it
+    folder: str = ""  # where workers of Beam leave results; all of them must see it
+    design: str = ""  # where the design lies, maybe a URL; all hosts of a job must see it
 
     @classmethod
-    def of(cls, design: DesignConfig, folder: str | Path = "") -> "Runner":
+    def of(cls, config: DesignConfig, folder: str | Path, design: str) -> "Runner":
         """What a config asks for."""
-        return cls(design.workers, design.runner, tuple(design.beam_options), str(folder))
+        options = tuple(config.beam_options)
+        return cls(config.workers, config.runner, options, str(folder), design)
 
     @property
     def threads(self) -> int:

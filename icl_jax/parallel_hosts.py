@@ -74,8 +74,8 @@ def run(
     """As `parallel.run_shards`, by the leader."""
     if not tasks:
         return []
-    if not runner.folder:
-        raise ValueError("Runner.folder must be set in a job of several hosts: it lies in a design")
+    if not runner.design:
+        raise ValueError("Runner.design must be set in a job of several hosts: where they write to")
     session, call = _leading, _Call(function, list(tasks), list(sizes), runner, whole_host)
     step = session.tell(call)
     with _moving(bar, session, step) as count:
@@ -310,7 +310,7 @@ def _refresh(runner: Runner) -> None:
     Opening the folders is enough on a shared disk: NFS may remember for a while which files were
     not there. The local copy of a remote workdir is brought up to date.
     """
-    folder = Path(runner.folder).parent
+    folder = mirror.local_folder(runner.design)
     mirror.pull(folder)
     for _ in os.walk(folder):
         pass

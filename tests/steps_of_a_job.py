@@ -62,7 +62,7 @@ def fail(place: int) -> None:
 
 
 def shards(folder: Path) -> None:
-    runner = Runner(1, folder=str(folder / "design" / "runner"))
+    runner = Runner(1, design=str(folder / "design"))
     with progress_bar(disable=True) as bar:
         tasks = [(str(folder), "met", number) for number in (3, 1, 2)]
         results = run_shards(meet, tasks, bar, [1, 1, 1], runner)
@@ -74,7 +74,7 @@ def shards(folder: Path) -> None:
 
 
 def fail_at(place: int, folder: Path) -> None:
-    runner = Runner(1, folder=str(folder / "design" / "runner"))
+    runner = Runner(1, design=str(folder / "design"))
     with progress_bar(disable=True) as bar:
         run_shards(fail, [(place,)] * 8, bar, [1] * 8, runner)
 

@@ -20,7 +20,8 @@ class DesignFolders:
     """Where the steps of the design stage lie in a workdir; of one at a URL, its local copy."""
 
     def __init__(self, workdir: str | os.PathLike):
-        self.path = mirror.local_folder(epath.Path(workdir) / "design")
+        self._place = epath.Path(workdir) / "design"
+        self.path = mirror.local_folder(self._place)
         self.config = self.path / "config.json"
         self.tokenizer = self.path / "tokenizer"
         self.corpus = self.path / "corpus"
@@ -43,7 +44,7 @@ class DesignFolders:
 
     def runner(self, design: DesignConfig) -> Runner:
         """What works on the shards."""
-        return Runner.of(design, self.beam)
+        return Runner.of(design, self.beam, str(self._place))
 
     @property
     def has_queries(self) -> bool:
