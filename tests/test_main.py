@@ -45,7 +45,6 @@ def test_help_names_the_flags():
             "--config.model.head_dim=None",
             "--config.model.head_dim must be int, got 'None'; None can",
         ),
-        ("--config.sequence_length=1", "a row needs at least 2 tokens to predict one, got"),
         ("--config=configs/none.py", "config file 'configs/none.py' does not exist"),
         ("--stages=bake", "unknown stage 'bake' in --stages; there are: check, design, train"),
         ("--workdirs=x", "Unknown command line flag 'workdirs'. Did you mean: workdir ?"),

@@ -89,6 +89,7 @@ def wait_until(run: subprocess.Popen, there) -> None:
         time.sleep(0.0002)
 
 
+@pytest.mark.slow
 def test_the_second_half_killed_anywhere_goes_on_to_the_same_files(undisturbed, tmp_path):
     file, expected = undisturbed
     path = DesignFolders(tmp_path / "run").path

@@ -180,10 +180,14 @@ COMMAND = (
 )  # fmt: skip
 
 
+def pack_corpus(gcs, folder) -> None:
+    packed = gzip.compress(write_corpus(folder).read_bytes(), mtime=0)
+    gcs.put("bucket/corpus/people.jsonl.gz", packed)
+
+
 @pytest.mark.slow
 def test_the_whole_command_killed_twice_gives_the_records_and_losses_of_a_disk(gcs, tmp_path):
-    packed = gzip.compress(write_corpus(tmp_path).read_bytes(), mtime=0)
-    gcs.put("bucket/corpus/people.jsonl.gz", packed)
+    pack_corpus(gcs, tmp_path)
     environment = os.environ | {"XLA_FLAGS": "", "PYTHONWARNINGS": "ignore"}
 
     def begin(workdir, machine: str) -> subprocess.Popen:

@@ -250,6 +250,12 @@ def test_metrics_of_a_step_are_fetched_after_the_next_was_started(tmp_path):
     assert 3 in fetched
 
 
+def test_a_row_that_predicts_nothing_is_refused(tmp_path):
+    config = dataclasses.replace(experiment(), sequence_length=1)
+    with pytest.raises(ConfigError, match="a row needs at least 2 tokens to predict one, got"):
+        train(config, epath.Path(tmp_path))
+
+
 def test_everything_impossible_is_said_at_once_before_anything_is_compiled(tmp_path, monkeypatch):
     monkeypatch.setattr(train_module, "compile_train_step", None)
     source = write_source(tmp_path / "records", [[1, 2, 3], [4, 99, 6]])
