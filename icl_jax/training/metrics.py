@@ -11,11 +11,11 @@ import time
 
 from etils import epath
 import jax
-from tensorboardX import SummaryWriter
 from tqdm import tqdm
 
 from icl_jax.config import ExperimentConfig, StageError, head_dim, mlp_dim
 from icl_jax.live_files import LiveFolder
+from icl_jax.training.event_files import open_board
 from icl_jax.training.goodput import Goodput
 from icl_jax.training.hardware import peak_flops
 
@@ -56,7 +56,7 @@ class MetricsLog:
             self._place = LiveFolder(workdir)
             self._file = _reopen(self._place.fetch("metrics.jsonl"), first)
             board = str(self._place.path / "tensorboard")
-            self._board = SummaryWriter(board, purge_step=first + 1)
+            self._board = open_board(board, first + 1)
         self._terminal = sys.stderr.isatty()
         self._line = tqdm(
             total=steps, initial=first, unit="step", desc="train", disable=not self._writer,

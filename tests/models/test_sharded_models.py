@@ -51,10 +51,11 @@ def test_every_factorisation_of_8_devices_gives_the_logits_of_one(name, sizes, o
     assert held == whole if sizes.data == 8 else held < 0.8 * whole
 
 
-@pytest.mark.parametrize("config", [
-    GPTConfig(vocab_size=41, context_length=17, num_layers=2, embed_dim=15, num_heads=3),
-    dataclasses.replace(CONFIGS["gpt"], scan_layers=False),
-], ids=["sizes that no axis divides", "unrolled"])  # fmt: skip
+UNDIVIDED = GPTConfig(vocab_size=41, context_length=17, num_layers=2, embed_dim=15, num_heads=3)
+UNROLLED = dataclasses.replace(CONFIGS["gpt"], scan_layers=False)
+
+
+@pytest.mark.parametrize("config", [UNDIVIDED, pytest.param(UNROLLED, marks=pytest.mark.slow)])
 def test_other_layouts_give_the_same_logits_too(config):
     tokens = TOKENS[:3]  # nor does any axis divide the batch
     mesh = make_mesh(MeshConfig(data=2, fsdp=2, tensor=2))

@@ -1,6 +1,8 @@
 """What the metrics count, and how their file is taken up again."""
 
 import json
+import subprocess
+import sys
 
 from etils import epath
 from flax import nnx
@@ -64,3 +66,13 @@ def test_a_wait_behind_a_running_step_costs_nothing(tmp_path, ready, waited):
         log.push(1, dict.fromkeys(names, StepLoss(ready)), 0.0)
         log.push(2, dict.fromkeys(names, StepLoss(ready)), 2.0)
     assert goodput.numbers()["seconds_input_wait"] == waited
+
+
+def test_event_files_are_written_without_pytorch(tmp_path):
+    code = (
+        "import sys; from icl_jax.training.event_files import open_board\n"
+        "open_board(sys.argv[1], 1).add_scalar('train/loss', 1.0, 1)\n"
+        "assert not {'torch', 'google.cloud.storage'} & {*sys.modules}, 'imported'"
+    )
+    subprocess.run([sys.executable, "-c", code, str(tmp_path)], check=True)
+    assert list(tmp_path.glob("events*"))
