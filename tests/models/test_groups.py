@@ -149,7 +149,10 @@ def test_dropout_keeps_groups_apart():
     assert not moved[~expected_to_move(GROUPS, 0, 5, True)].any()
 
 
-@pytest.mark.parametrize("name", ["gpt", "gpt alibi", "gpt rotary", "roberta", "bert", "analysed"])
+PACKED = ["gpt", "gpt alibi", "gpt rotary", "roberta", "analysed"]
+
+
+@pytest.mark.parametrize("name", [*PACKED, pytest.param("bert", marks=pytest.mark.slow)])
 def test_sequences_packed_as_groups_equal_the_same_sequences_alone(name):
     config = VARIANTS[name]
     model = make_model(config)

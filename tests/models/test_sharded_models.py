@@ -16,6 +16,7 @@ from tests.models.small import leaves, make_model
 MESHES = [
     MeshConfig(*sizes) for sizes in itertools.product((1, 2, 4, 8), repeat=3) if np.prod(sizes) == 8
 ]
+TYPICAL = [MeshConfig(*sizes) for sizes in ((8, 1, 1), (1, 8, 1), (1, 1, 8), (2, 2, 2))]
 SMALL = {"vocab_size": 40, "context_length": 16, "num_layers": 2, "embed_dim": 16, "num_heads": 8}
 CONFIGS = {
     "gpt": GPTConfig(**SMALL, scan_layers=True),
@@ -36,8 +37,14 @@ def assert_same_logits(got, expected):
     np.testing.assert_allclose(got, expected, rtol=1e-5, atol=1e-6 * scale)
 
 
-@pytest.mark.parametrize("sizes", MESHES, ids=lambda m: f"{m.data}x{m.fsdp}x{m.tensor}")
-@pytest.mark.parametrize("name", CONFIGS)
+EVERY_CASE = [
+    pytest.param(name, mesh, id=f"{name}-{mesh.data}x{mesh.fsdp}x{mesh.tensor}",
+                 marks=() if name == "gpt" or mesh in TYPICAL else pytest.mark.slow)
+    for name in CONFIGS for mesh in MESHES
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("name, sizes", EVERY_CASE)
 def test_every_factorisation_of_8_devices_gives_the_logits_of_one(name, sizes, one_device):
     mesh = make_mesh(sizes)
     graphdef, params = nnx.split(one_device[name])

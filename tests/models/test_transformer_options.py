@@ -93,7 +93,7 @@ def test_linear_positions_are_proportional_to_the_place():
     np.testing.assert_allclose(added[1] * 11, model.positions.direction[...], rtol=1e-5)
 
 
-@pytest.mark.parametrize("kind", [GPTConfig, RobertaConfig])
+@pytest.mark.parametrize("kind", [GPTConfig, pytest.param(RobertaConfig, marks=pytest.mark.slow)])
 def test_scanned_and_unrolled_models_start_with_the_same_weights_and_compute_the_same(kind):
     unrolled, scanned = (create(kind(**SMALL, scan_layers=scan), seed=3) for scan in (False, True))
     np.testing.assert_allclose(scanned(TOKENS), unrolled(TOKENS), atol=1e-6)
@@ -148,7 +148,7 @@ def test_bfloat16_keeps_parameters_softmax_norms_and_logits_in_float32(kind):
             assert ":f32[" in line, line
 
 
-@pytest.mark.parametrize("kind", [GPTConfig, RobertaConfig])
+@pytest.mark.parametrize("kind", [GPTConfig, pytest.param(RobertaConfig, marks=pytest.mark.slow)])
 def test_dropout_needs_a_key_and_follows_it(kind):
     rates = {"embedding_dropout": 0.0, "attention_dropout": 0.0, "residual_dropout": 0.0}
     keys = jax.random.split(jax.random.key(0), 2)
