@@ -30,7 +30,11 @@ def experiment(model):
     return ExperimentConfig(batch_size=4, sequence_length=16, model=model, mesh=mesh)
 
 
-@pytest.mark.parametrize("model", MODELS, ids=lambda model: type(model).__name__)
+@pytest.mark.parametrize(
+    "model",
+    [MODELS[0], pytest.param(MODELS[1], marks=pytest.mark.slow), MODELS[2]],
+    ids=lambda model: type(model).__name__,
+)
 def test_right_models_pass_and_leave_a_report(model, tmp_path, capsys):
     results = check(experiment(model), epath.Path(tmp_path / "run"))
     written = json.loads((tmp_path / "run" / "check.json").read_text())

@@ -16,9 +16,11 @@ from icl_jax.theory.representations import balance, gradient_step, in_context, s
 from icl_jax.theory.separation_rank import grid_matrix, numerical_rank
 from tests.theory.small import FIRST, SECOND, network
 
+LARGEST = pytest.param(2, 3, 1, marks=pytest.mark.slow)
+
 
 @pytest.mark.parametrize(
-    "depth, width, heads", [(1, 2, 1), (1, 3, 3), (2, 2, 1), (2, 2, 2), (2, 3, 1)]
+    "depth, width, heads", [(1, 2, 1), (1, 3, 3), (2, 2, 1), (2, 2, 2), LARGEST]
 )
 def test_the_numerical_rank_is_the_exact_one(depth, width, heads):
     with jax.enable_x64(True):
