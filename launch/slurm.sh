@@ -9,4 +9,4 @@
 #SBATCH --ntasks-per-node=1
 #SBATCH --signal=TERM@180
 #SBATCH --output=icl_jax-%A_%a.log
-exec srun --kill-on-bad-exit=1 python -u -m icl_jax.main "$@"
+exec srun python -u -m icl_jax.main "$@"
