@@ -163,22 +163,26 @@ def describe(config: ExperimentConfig, data: Data, mesh: Mesh, first: int, steps
 
 
 class StopSignals:
-    """Notes SIGTERM and Ctrl-C instead of dying of them; a second Ctrl-C kills."""
+    """Notes SIGTERM and Ctrl-C instead of dying of them; a second Ctrl-C kills.
+
+    In a job of several processes JAX itself notes SIGTERM, and tells the others.
+    """
 
     def __enter__(self):
-        self._came = False
-        self._before = {
-            number: signal.signal(number, self._note) for number in (signal.SIGTERM, signal.SIGINT)
-        }
+        self._came, self._job = False, jax.process_count() > 1
+        numbers = (signal.SIGINT,) if self._job else (signal.SIGINT, signal.SIGTERM)
+        self._before = {number: signal.signal(number, self._note) for number in numbers}
         return self
 
     def _note(self, number: int, frame) -> None:
         self._came = True
         signal.signal(signal.SIGINT, signal.default_int_handler)
+        if self._job:
+            signal.raise_signal(signal.SIGTERM)
 
     def requested(self, step: int) -> bool:
         """Whether to stop after this step; hosts of one run agree on it."""
-        if jax.process_count() > 1:
+        if self._job:
             return multihost_utils.reached_preemption_sync_point(step)
         return self._came
 

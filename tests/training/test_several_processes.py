@@ -4,6 +4,7 @@ import json
 import os
 from pathlib import Path
 import shutil
+import signal
 import socket
 import subprocess
 import sys
@@ -126,6 +127,23 @@ def test_a_killed_process_ends_the_job_which_goes_on_to_the_same_bits(
     mesh = make_mesh(MeshConfig())
     read = [nnx.state(load_model(str(folder), mesh)) for folder in (tmp_path, undisturbed)]
     jax.tree.map(np.testing.assert_array_equal, *read)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_a_signal_to_one_process_stops_and_saves_all(undisturbed, number, tmp_path):
+    long = f"--config.training.steps={LONG}"
+    job = start_job(tmp_path, 2, long)
+    while not (tmp_path / "checkpoints" / str(HALF)).exists():
+        assert all(process.poll() is None for process in job)
+        time.sleep(0.05)
+    job[1].send_signal(number)
+    told = [process.communicate(timeout=60)[0] for process in job]
+    assert [process.returncode for process in job] == [143, 143]
+    assert "stopped by a signal; the same command goes on" in told[0]
+    assert not (tmp_path / "checkpoints" / str(LONG)).exists()
+    run_job(tmp_path, 2, long)
+    assert losses(tmp_path) == losses(undisturbed)
 
 
 @pytest.mark.slow
