@@ -28,6 +28,7 @@ from icl_jax.distributed import job_size
 from icl_jax.hosts_session import HostError, Session
 from icl_jax.parallel import KeptOpen, Runner, run_here
 from icl_jax.step_cost import note_worker, peak_of_this_process
+from icl_jax.storage import is_remote
 
 _TELL_SECONDS = 0.5  # between two counts for the progress bar
 _LOOK_SECONDS = 5  # a follower looks for a file of the leader
@@ -139,7 +140,7 @@ class _Ended:
 def _lead(session: Session, work: Callable, workdir: os.PathLike | None) -> object:
     global _leading
     try:
-        if workdir is not None and "://" not in str(workdir):
+        if workdir is not None and not is_remote(workdir):
             _check_seen(session, workdir)
         _leading = session
         result = work()

@@ -154,7 +154,7 @@ def absolute(path: epath.PathLike) -> epath.Path:
     `epath.Path.resolve` would make a local path of that: files would stay on the machine.
     """
     path = epath.Path(path)
-    return path if "://" in str(path) else path.resolve()
+    return path if storage.is_remote(path) else path.resolve()
 
 
 def require_space(path: Path, needed: int, what: str) -> None:

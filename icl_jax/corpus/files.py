@@ -13,7 +13,7 @@ import google_crc32c
 
 from icl_jax.config import ConfigError, CorpusConfig, StageError
 from icl_jax.corpus import builtin, tfds_source
-from icl_jax.storage import open_to_read, retry, size_and_time
+from icl_jax.storage import is_remote, open_to_read, retry, size_and_time
 
 # Format by the end of a file's name, after a `.gz` was taken off.
 FORMAT_OF_NAME = {
@@ -50,7 +50,7 @@ def find_files(config: CorpusConfig, field: str = "design.corpus") -> dict[str, 
             raise ConfigError(_nothing_found(pattern, field))
         for file in files:
             _check_name(file, field)
-            full = file if "://" in file else os.path.abspath(file)
+            full = file if is_remote(file) else os.path.abspath(file)
             if full not in seen:
                 found[file] = _format_of(file, config.format, field)
             seen.add(full)
@@ -81,7 +81,7 @@ def files_checksum(files: Iterable[str | os.PathLike]) -> str:
 
 def file_version(file: str) -> tuple[int, int]:
     """Size and time of the last change: what tells a file from an earlier one of that name."""
-    if "://" in file:
+    if is_remote(file):
         size, when = size_and_time(file)
         return size, int(when)
     stat = os.stat(file)
@@ -115,7 +115,7 @@ def _expand(pattern: str) -> Iterator[str]:
         yield from sorted(_files_below(path))
     elif path.exists():
         yield str(path)
-    elif "://" in pattern:
+    elif is_remote(pattern):
         fixed = next(i for i, part in enumerate([*path.parts, "*"]) if glob.has_magic(part))
         root = epath.Path(*path.parts[:fixed])
         rest = "/".join(path.parts[fixed:])

@@ -21,6 +21,7 @@ from icl_jax.example_design.gain_inputs import model_checksum
 from icl_jax.models import GPT, Roberta, huggingface
 from icl_jax.models.huggingface import read_json
 from icl_jax.retrieval.design_folders import design_workdir
+from icl_jax.storage import is_remote
 from icl_jax.training import checkpoint
 from icl_jax.training.checks import is_huggingface
 
@@ -89,7 +90,7 @@ def open_subject(path: str, tokenizer: str = "", ema: bool = False) -> Subject:
         "expected a run's workdir, WORKDIR/checkpoints/STEP, or a Hugging Face or "
         "sentence-transformers folder"
     )
-    if "://" in path:
+    if is_remote(path):
         raise ConfigError(f"{path}: expected a local path; copy the model here first")
     if not Path(path).exists():
         raise ConfigError(f"there is no model at {path}; {expected}")

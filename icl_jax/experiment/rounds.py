@@ -45,6 +45,7 @@ from icl_jax.parallel_hosts import by_leader
 from icl_jax.retrieval.design_folders import DesignFolders
 from icl_jax.retrieval.neighbours import Neighbours
 from icl_jax.step_folder import alone_in, read_results, write_json
+from icl_jax.storage import is_remote
 from icl_jax.training.train import train
 
 NEEDED = ("design", "train", "evaluate")
@@ -102,7 +103,7 @@ def _check(config: ExperimentConfig, workdir: epath.Path, stages: Sequence[str])
             "would not run; leave out --stages, and name a corpus (design.corpus.files) and what "
             "is measured (evaluation.tasks), or set rounds to 1"
         )
-    if "://" in str(workdir):
+    if is_remote(workdir):
         found.append(f"every round designs, so --workdir must be a local folder, got {workdir}")
     try:
         huggingface_format.write_config(config.model)

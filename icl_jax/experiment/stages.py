@@ -99,7 +99,7 @@ def _keep_compiled(workdir: epath.Path) -> None:
     """Arms of one shape, and a run that goes on, need not be compiled again."""
     import jax
 
-    if jax.config.jax_compilation_cache_dir is None and "://" not in str(workdir):
+    if jax.config.jax_compilation_cache_dir is None and not is_remote(workdir):
         jax.config.update("jax_compilation_cache_dir", str((workdir / "compiled").resolve()))
 
 

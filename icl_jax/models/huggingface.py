@@ -29,6 +29,7 @@ from icl_jax.models import huggingface_format as formats
 from icl_jax.models.huggingface_format import Tensor
 from icl_jax.sharding import variable_sharding, with_auto_axes
 from icl_jax.step_folder import beside, write_json
+from icl_jax.storage import is_remote
 
 MAX_FILE_BYTES = 2 * 10**9  # a larger model is written as several files with an index
 OVERRIDES = (
@@ -74,7 +75,7 @@ def read_config(folder: str | os.PathLike) -> GPTConfig | RobertaConfig:
 
 def save(model: GPT | Roberta, folder: str | os.PathLike, max_file_bytes: int = MAX_FILE_BYTES):
     """Writes the model into a folder without a model in it; config.json comes last."""
-    if "://" in str(folder):
+    if is_remote(folder):
         raise FolderError(f"{folder}: expected a local folder; copy it from there afterwards")
     folder = Path(folder)
     fields = formats.write_config(model.config)

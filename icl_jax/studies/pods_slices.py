@@ -1,6 +1,6 @@
 """Slices of TPUs as clouds sell them: their names, and how their chips lie."""
 
-import math
+from icl_jax.training.compile_for_tpu import num_chips
 
 # A v4 or v5p is counted by its cores, two of each chip; a v5e or v6e by its chips.
 _SHAPES = {
@@ -25,11 +25,6 @@ ONE_CHIP = {"v4": "v4:1x1x1", "v5e": "v5e:1x1", "v5p": "v5p:1x1x1", "v6e": "v6e:
 def generation_of(name: str) -> str:
     """v5e, of the slice v5e-16 or the topology v5e:4x4."""
     return name.replace(":", "-").partition("-")[0]
-
-
-def num_chips(topology: str) -> int:
-    """Of a topology such as v5e:4x4."""
-    return math.prod(map(int, topology.partition(":")[2].split("x")))
 
 
 def slice_of(generation: str, chips: int) -> str:

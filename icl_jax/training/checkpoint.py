@@ -21,8 +21,6 @@ from icl_jax.step_folder import absolute
 from icl_jax.storage import is_remote
 from icl_jax.training.train_state import TrainState
 
-_FINISHED = "commit_success.txt"
-
 
 def open_checkpoints(workdir: epath.Path, config: TrainingConfig) -> ocp.CheckpointManager:
     """The checkpoints of a run; saving goes on in the background."""
@@ -89,7 +87,8 @@ def finished_steps(folder: epath.Path) -> list[int]:
     names = [child.name for child in folder.iterdir()] if folder.exists() else []
     steps = sorted(int(name) for name in names if name.isdigit())
     if is_remote(folder):
-        steps = [step for step in steps if (folder / str(step) / _FINISHED).exists()]
+        is_finished = ocp.utils.is_checkpoint_finalized
+        steps = [step for step in steps if is_finished(folder / str(step))]
     return steps
 
 

@@ -148,6 +148,11 @@ def topology_devices(topology: str) -> list[jax.Device]:
         raise ConfigError(f"--topology={topology}: {str(error).splitlines()[0]}") from error
 
 
+def num_chips(topology: str) -> int:
+    """Of a topology such as v5e:4x4."""
+    return math.prod(map(int, topology.partition(":")[2].split("x")))
+
+
 def memory_limit(device: jax.Device) -> float:
     """Bytes that the compiler may use on a chip: it tells when asked for far too many."""
     huge = jax.ShapeDtypeStruct((2**40,), jnp.float32, sharding=SingleDeviceSharding(device))
@@ -301,8 +306,7 @@ def main(argv: list[str]) -> None:
         _stop(str(error))
     except DoesNotFitError as error:
         print(json.dumps({"fits": False, "needed": error.needed, "available": error.available}))
-        chips = math.prod(map(int, topology.partition(":")[2].split("x")))
-        _stop(f"does not fit: {error}; try {advice(config, chips)}", code=1)
+        _stop(f"does not fit: {error}; try {advice(config, num_chips(topology))}", code=1)
     print(table(numbers))
     print(json.dumps({"fits": True, **numbers}))
 

@@ -16,7 +16,7 @@ from icl_jax.corpus.files import files_checksum
 from icl_jax.data.input_pipeline import Data
 from icl_jax.example_design.gain_inputs import model_checksum
 from icl_jax.step_folder import write_json
-from icl_jax.storage import read_text
+from icl_jax.storage import is_remote, read_text
 from icl_jax.training import checkpoint
 
 # Changing these changes how a run is computed or kept, not what it learns.
@@ -60,7 +60,7 @@ def find_start(config: ExperimentConfig) -> dict | None:
         folder, step = None, None  # a model folder
     found = {} if step is None else {"step": step}
     try:
-        if "://" in start:  # too far to be read for this
+        if is_remote(start):  # too far to be read for this
             return found | {"path": start}
         if folder is not None:
             files = Path(folder / str(step) / "params").rglob("*")

@@ -48,7 +48,7 @@ def planned_tokenizer_problems(config: ExperimentConfig) -> list[str]:
 
 def _folder_of_model(start: str) -> Path | None:
     """Where the tokenizer of a model folder, or of the design of a run, lies; None: nowhere."""
-    if "://" in start:
+    if is_remote(start):
         return None
     if any(all((Path(start) / name).exists() for name in names) for names in _FILES):
         return Path(start)

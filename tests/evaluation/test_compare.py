@@ -5,10 +5,9 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from icl_jax.config import ConfigError, StageError
 from icl_jax.evaluation import bootstrap, compare_metrics
 import icl_jax.evaluation.compare as compare_module
-from icl_jax.evaluation.compare import compare, main, parse_runs
+from icl_jax.evaluation.compare import compare, main
 from icl_jax.evaluation.compare_figure import draw_figure
 from icl_jax.evaluation.compare_table import make_markdown, task_table
 from icl_jax.evaluation.sts_files import SUBSETS
@@ -251,14 +250,6 @@ def test_what_an_arm_withholds_is_not_made_up_and_named(tmp_path):
         assert "Left out: sts STS13 (withheld or missing in a); sts av" in make_markdown(result)
 
 
-def test_vectors_must_be_made_in_the_same_way(tmp_path):
-    (a, _), (b, _) = sts(tmp_path / "a", 1.0, 0), sts(tmp_path / "b", 1.0, 1)
-    inputs = json.loads((b / "sts/inputs.json").read_text())
-    inputs["vectors"] |= {"max_tokens": 128, "pooling": ["cls"]}
-    write_json(b / "sts/inputs.json", inputs)
-    refused(tmp_path, r"\(vectors.pooling: \['mean'\] there, \['cls'\] here\)", a=a, b=b)
-
-
 def test_the_other_tasks(tmp_path):
     random = np.random.default_rng(3)
     folders, held = {}, {}
@@ -398,65 +389,3 @@ def test_the_command_prints_the_table(tmp_path, capsys):
 
 
 # What cannot be compared.
-
-
-def refused(tmp_path, match, **arms):
-    with pytest.raises(StageError, match=match):
-        compare({arm: [path] for arm, path in arms.items()}, next(iter(arms)), tmp_path / "out")
-    assert not (tmp_path / "out").exists()
-
-
-def test_other_items_or_settings_are_refused_and_named(tmp_path):
-    a = questions(tmp_path / "a", 0.2, prompt={"template": "Q"})
-    b = questions(tmp_path / "b", 0.2, prompt={"template": "Q?"})
-    refused(tmp_path, "prompt.template: 'Q' there, 'Q\\?' here", a=a, b=b)
-    rows = question_rows(np.zeros(60))
-    d = write_task(tmp_path / "d/nq_open", rows[:-1], prompt={"template": "Q"})
-    refused(tmp_path, "it has 59 of them, not 60", a=a, d=d)
-    rows[3]["question"] = "who was 3"
-    e = write_task(tmp_path / "e/nq_open", rows, prompt={"template": "Q"})
-    refused(tmp_path, "line 4: question: 'who is 3' there, 'who was 3' here", a=a, e=e)
-
-
-def test_unfinished_missing_and_several_evaluations_are_named(tmp_path):
-    a, b = questions(tmp_path / "a", 0.2), questions(tmp_path / "b", 0.2)
-    refused(tmp_path, "there is no evaluation at .*none", a=a, none=tmp_path / "none")
-    (tmp_path / "empty").mkdir()
-    refused(tmp_path, "holds no evaluation", a=a, empty=tmp_path / "empty")
-    questions(tmp_path / "runs/100", 0.2)
-    questions(tmp_path / "runs/200", 0.2)
-    refused(tmp_path, r"2 evaluations \(100, 200\); name one", a=a, b=tmp_path / "runs")
-    (b / "nq_open" / "results.json").unlink()
-    refused(tmp_path, r"b is not finished \(nq_open\)", a=a, b=b)
-
-
-def test_a_task_that_an_arm_lacks_is_left_out_and_named(tmp_path):
-    a, b = questions(tmp_path / "a", 0.2), questions(tmp_path / "b", 0.2)
-    rows = [{"task": "RTE", "label": "yes", "prediction": "no"}]
-    write_task(a / "glue", rows)
-    result = compare({"a": [a], "b": [b]}, "a", tmp_path / "fine", 50)
-    assert [(left["task"], left["arms"]) for left in result["left_out"]] == [("glue", ["b"])]
-    assert "Left out: glue (not evaluated in b)." in make_markdown(result)
-    c = write_task(tmp_path / "c/glue", rows)
-    refused(tmp_path, "no task that all arms", b=b, c=c)
-
-
-def test_two_models_in_one_evaluation_and_one_model_twice_are_refused(tmp_path):
-    a, b = questions(tmp_path / "a", 0.2), questions(tmp_path / "b", 0.2)
-    with pytest.raises(
-        StageError, match=r"b and .*b are two seeds of 'knn', but of the same model"
-    ):
-        compare({"a": [a], "knn": [b, b]}, "a", tmp_path / "out")
-    rows = [{"task": "RTE", "label": "yes", "prediction": "no"}]
-    write_task(b / "glue", rows, model={"checksum": "another"})
-    refused(tmp_path, "b/nq_open and .*b/glue are of two models; evaluate again", a=a, b=b)
-
-
-def test_wrong_names_are_refused(tmp_path):
-    a = questions(tmp_path / "a", 0.2)
-    with pytest.raises(ConfigError, match="'knn' is none of the arms: a"):
-        compare({"a": [a]}, "knn", tmp_path / "out")
-    for text in ("runs/a", "a=", "=runs/a", "a=x,"):
-        with pytest.raises(ConfigError, match="expected NAME=PATH"):
-            parse_runs(text)
-    assert {k: len(v) for k, v in parse_runs("a=x,b=y,a=z").items()} == {"a": 2, "b": 1}

@@ -31,7 +31,7 @@ from tests.retrieval.test_find_related import experiment, write_corpus
 from tests.training import small
 
 ROOT = Path(__file__).parents[2]
-WORK = "gs://bucket/work"
+WORK = "gs://bucket/mine"
 ARM = "neighbours_in_context"
 ABOUT_THE_RUN = ("cost.json", "lock", "card.json", "card.html", ".mirror")
 
@@ -73,9 +73,9 @@ def test_a_design_in_a_bucket_goes_on_on_another_machine_to_the_same_files(
     config = small_design(tmp_path)
     design(config, tmp_path / "run")
     expected = files_below(tmp_path / "run" / "design")
-    gcs.fail("POST", "work/design/corpus/sentences|trained.faiss", "503", times=2)
+    gcs.fail("POST", "mine/design/corpus/sentences|trained.faiss", "503", times=2)
     gone = gcs.fail("POST", f"arms/{ARM}/counts", "503", times=99)
-    with pytest.raises(StorageError, match=r"gs://bucket/work/design/arms/.*could not be written"):
+    with pytest.raises(StorageError, match=r"gs://bucket/mine/design/arms/.*could not be written"):
         design(config, WORK)
     gone.times = 0
     assert not any("results.json" in name for name in gcs.names(f"{WORK}/design/arms"))
@@ -154,9 +154,9 @@ def test_a_run_in_a_bucket_goes_on_to_the_same_losses_and_weights(gcs, tmp_path,
     # Killed while it saved: a checkpoint without its last file, and lines that will come again.
     for name in gcs.names(f"{WORK}/checkpoints/2"):
         if not name.endswith("commit_success.txt"):
-            gcs.put(f"bucket/work/checkpoints/3/{name}", b"half")
+            gcs.put(f"bucket/mine/checkpoints/3/{name}", b"half")
     lines = gcs.content(f"{WORK}/metrics.jsonl")
-    gcs.put("bucket/work/metrics.jsonl", lines + b'{"step": 3, "loss": 9.0}\n{"st')
+    gcs.put("bucket/mine/metrics.jsonl", lines + b'{"step": 3, "loss": 9.0}\n{"st')
     assert last_step(url) == 2 and checkpoint.find(WORK)[1] == 2
     state = train(small_run(source, 4), url)
     assert checkpoint.finished_steps(url / "checkpoints")[-1] == 4
@@ -198,8 +198,8 @@ def test_the_whole_command_killed_twice_gives_the_records_and_losses_of_a_disk(g
     local = begin(tmp_path / "run", "none")
     assert local.wait() == 0, local.stdout.read().decode()
     for machine, there in (
-        ("first", f"work/design/arms/{ARM}/counts-00000.json"),
-        ("second", "work/checkpoints/10/commit_success.txt"),
+        ("first", f"mine/design/arms/{ARM}/counts-00000.json"),
+        ("second", "mine/checkpoints/10/commit_success.txt"),
     ):
         killed = begin(WORK, machine)
         while f"bucket/{there}" not in gcs.objects:

@@ -18,7 +18,7 @@ from icl_jax.training.run_record import last_step
 from icl_jax.training.train_state import TrainState
 from tests.training import small
 
-URL = epath.Path("gs://bucket/work")
+URL = epath.Path("gs://bucket/mine")
 
 
 def state_of(step: int) -> TrainState:
@@ -51,7 +51,7 @@ def test_a_checkpoint_is_saved_and_read_although_requests_fail(gcs):
     # One that was killed while it saved the next: all is there but the file that is written last.
     for name in gcs.names(f"{URL}/checkpoints/2/"):
         if name != "commit_success.txt":
-            gcs.put(f"bucket/work/checkpoints/3/{name}", b"half")
+            gcs.put(f"bucket/mine/checkpoints/3/{name}", b"half")
     assert checkpoint.find(str(URL)) == (URL / "checkpoints", 2) and last_step(URL) == 2
     with pytest.raises(ConfigError, match="no finished checkpoint"):
         checkpoint.find(f"{URL}/checkpoints/3")
@@ -67,7 +67,7 @@ def test_metrics_go_on_after_the_last_checkpoint_in_a_store_that_cannot_append(g
     log_steps(0, (1, 2, 3))
     assert steps_told(gcs) == [1, 2, 3]
     held = gcs.content(f"{URL}/metrics.jsonl")
-    gcs.put("bucket/work/metrics.jsonl", held + b'{"step": 4, "lo')  # as no upload leaves it
+    gcs.put("bucket/mine/metrics.jsonl", held + b'{"step": 4, "lo')  # as no upload leaves it
     log_steps(2, (3, 4))
     assert steps_told(gcs) == [1, 2, 3, 4]
     events = [name for name in gcs.names(f"{URL}/tensorboard") if "tfevents" in name]
@@ -85,7 +85,7 @@ def test_lines_are_there_with_the_checkpoint_and_a_failure_does_not_stop_the_run
         folder.keep()
         while told and told not in caplog.text:
             pass
-    while "bucket/work/metrics.jsonl" not in gcs.objects:
+    while "bucket/mine/metrics.jsonl" not in gcs.objects:
         pass
     assert gcs.content(f"{URL}/metrics.jsonl") == b"one\n" and len(met.requests) == 6
     file.write("two\n")
