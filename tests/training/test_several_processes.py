@@ -1,13 +1,10 @@
 """A job of several processes is one run: the same losses, and checkpoints that any number reads."""
 
 import json
-import os
 from pathlib import Path
 import shutil
 import signal
-import socket
 import subprocess
-import sys
 import time
 
 from etils import epath
@@ -21,12 +18,11 @@ from icl_jax.distributed import join_job
 from icl_jax.sharding import make_mesh
 from icl_jax.training.checkpoint import load_model
 from icl_jax.training.train import train
+from tests.a_job import end_job, start_job
 from tests.training.killed import get_config
 from tests.training.test_train import assert_close
 
-ROOT = Path(__file__).parents[2]
 STEPS, HALF, LONG, DEVICES = 16, 8, 64, 8
-PATIENCE = 240  # seconds
 
 
 def config():
@@ -35,30 +31,18 @@ def config():
     return found
 
 
-def start_job(workdir: Path, processes: int, *flags: str) -> list[subprocess.Popen]:
+def start_run(workdir: Path, processes: int, *flags: str) -> list[subprocess.Popen]:
     """The command in so many processes, all devices among them."""
-    with socket.socket() as found:
-        found.bind(("127.0.0.1", 0))
-        port = found.getsockname()[1]
-    xla = os.environ["XLA_FLAGS"].replace(f"count={DEVICES}", f"count={DEVICES // processes}")
     command = [
-        sys.executable, "-m", "icl_jax.main", "--config=tests/training/killed.py",
+        "-m", "icl_jax.main", "--config=tests/training/killed.py",
         f"--config.training.steps={STEPS}", f"--workdir={workdir}", *flags,
-        f"--coordinator=127.0.0.1:{port}", f"--num_processes={processes}",
     ]  # fmt: skip
-    return [
-        subprocess.Popen(
-            [*command, f"--process_id={number}"], cwd=ROOT, env=os.environ | {"XLA_FLAGS": xla},
-            stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
-        )
-        for number in range(processes)
-    ]  # fmt: skip
+    return start_job(command, processes, DEVICES // processes)
 
 
 def run_job(workdir: Path, processes: int, *flags: str) -> None:
-    for process in start_job(workdir, processes, *flags):
-        _, errors = process.communicate(timeout=PATIENCE)
-        assert process.returncode == 0, errors[-2000:]
+    for code, _, errors in end_job(start_run(workdir, processes, *flags)):
+        assert code == 0, errors[-2000:]
 
 
 def losses(workdir: Path) -> list[float]:
@@ -112,7 +96,7 @@ def test_a_killed_process_ends_the_job_which_goes_on_to_the_same_bits(
     undisturbed, killed, tmp_path
 ):
     long = f"--config.training.steps={LONG}"
-    job = start_job(tmp_path, 2, long)
+    job = start_run(tmp_path, 2, long)
     while not (tmp_path / "checkpoints" / str(HALF)).exists():
         assert all(process.poll() is None for process in job)
         time.sleep(0.05)
@@ -133,7 +117,7 @@ def test_a_killed_process_ends_the_job_which_goes_on_to_the_same_bits(
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
 def test_a_signal_to_one_process_stops_and_saves_all(undisturbed, number, tmp_path):
     long = f"--config.training.steps={LONG}"
-    job = start_job(tmp_path, 2, long)
+    job = start_run(tmp_path, 2, long)
     while not (tmp_path / "checkpoints" / str(HALF)).exists():
         assert all(process.poll() is None for process in job)
         time.sleep(0.05)
@@ -149,7 +133,7 @@ def test_a_signal_to_one_process_stops_and_saves_all(undisturbed, number, tmp_pa
 @pytest.mark.slow
 def test_an_error_in_one_process_ends_the_job(tmp_path):
     (tmp_path / "metrics.jsonl").mkdir()  # which only the first process writes
-    job = start_job(tmp_path, 2)
+    job = start_run(tmp_path, 2)
     errors = [process.communicate(timeout=60)[1] for process in job]
     assert all(process.returncode != 0 for process in job)
     assert "IsADirectoryError" in errors[0]
