@@ -20,7 +20,7 @@ import numpy as np
 import pyarrow as pa
 
 from icl_jax.config import SearchConfig
-from icl_jax.parallel import count_cores
+from icl_jax.parallel import Runner, count_cores
 from icl_jax.retrieval.pool import Pool
 from icl_jax.retrieval.search_shards import Search, open_engine
 from icl_jax.retrieval.selection import Selection
@@ -64,7 +64,7 @@ def measure(rows: np.ndarray, rounds: int) -> dict:
         start = time.perf_counter()
         selection = rules(vectors)
         config, place = selection.config, Path(folder)
-        engine = open_engine(selection.pool, config, place, 0, None, count_cores())
+        engine = open_engine(selection.pool, config, place, 0, None, Runner())
         search = Search(selection, vectors, engine)
         build = time.perf_counter() - start
         flat = faiss.IndexFlatIP(vectors.width)

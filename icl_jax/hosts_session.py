@@ -19,6 +19,14 @@ class HostError(StageError):
     """What stopped one process of the job; the text says which."""
 
 
+class LeftError(HostError):
+    """Others of the job wait no longer for a process that failed; its own error says why."""
+
+
+class BrokenRoundError(RuntimeError):
+    """A collective failed in one process: the others hang in it, until this one leaves the job."""
+
+
 class Session:
     """One piece of work by the leader, in the store's keys that begin with its number."""
 
@@ -84,6 +92,10 @@ class Session:
         self._store.key_value_delete(f"{self._prefix}{step}/")
         self._store.key_value_delete(f"{self._prefix}told/{step}")
 
+    def delete(self, key: str) -> None:
+        """What nobody will read any more."""
+        self._store.key_value_delete(self._prefix + key)
+
     def blame(self, error: BaseException) -> HostError:
         """The error as all processes tell it."""
         if isinstance(error, HostError):
@@ -91,3 +103,31 @@ class Session:
         expected = isinstance(error, ConfigError | StageError)
         text = str(error) if expected else f"{type(error).__name__}: {error}"
         return HostError(f"{self.name}: {text}")
+
+
+class Agreement:
+    """What all processes of a step tell each other, again and again, each waiting for all."""
+
+    def __init__(self, session: Session, step: int):
+        self._session, self._key, self._round = session, f"{step}/agreed", 0
+        self._everyone = range(1 + len(session.others))
+
+    def exchange(self, word: object) -> list:
+        """What each process says in this round."""
+        session, number = self._session, self._say((word, None))
+        told = [session.read(f"{self._key}/{number}/{place}") for place in self._everyone]
+        if number:  # who speaks in this round has read all of the one before
+            session.delete(f"{self._key}/{number - 1}/{session.place}")
+        for _, left in told:
+            if left is not None:
+                raise LeftError(f"{left} failed")
+        return [word for word, _ in told]
+
+    def leave(self) -> None:
+        """Says in the round to come that this process failed."""
+        self._say((None, self._session.name))
+
+    def _say(self, told: tuple[object, str | None]) -> int:
+        number, self._round = self._round, self._round + 1
+        self._session.write(f"{self._key}/{number}/{self._session.place}", told)
+        return number

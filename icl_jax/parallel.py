@@ -45,9 +45,14 @@ class Runner:
     @property
     def elsewhere(self) -> bool:
         """Whether others than this process and its workers take shards: they know names alone."""
+        return self.kind == "beam" or self.by_hosts
+
+    @property
+    def by_hosts(self) -> bool:
+        """Whether all hosts of a job take shards."""
         from icl_jax import parallel_hosts
 
-        return self.kind == "beam" or parallel_hosts.leads()
+        return self.kind != "beam" and parallel_hosts.leads()
 
 
 def run_shards(
@@ -57,6 +62,7 @@ def run_shards(
     sizes: Sequence[int],
     runner: Runner,
     whole_host: bool = False,
+    company: Callable | None = None,
 ) -> list:
     """`function(*task)` for every task, results in the order of the tasks.
 
@@ -65,6 +71,8 @@ def run_shards(
     what runs is finished, and the error is raised. Where this process leads a job of several hosts
     (`parallel_hosts`), all of them take tasks. `whole_host`: one task keeps all devices and cores
     of a host busy; there it has `progress` as its last argument, to tell of parts of its size.
+    `company`: what all hosts hold around their tasks to work on them together
+    (`parallel_hosts.Company`).
     """
     if runner.kind == "beam":
         from icl_jax import parallel_beam
@@ -73,7 +81,7 @@ def run_shards(
     if runner.elsewhere:
         from icl_jax import parallel_hosts
 
-        return parallel_hosts.run(function, tasks, bar, sizes, runner, whole_host)
+        return parallel_hosts.run(function, tasks, bar, sizes, runner, whole_host, company)
     results: list = [None] * len(tasks)
 
     def finished(index: int, result: object, peak: tuple[str, int]) -> None:

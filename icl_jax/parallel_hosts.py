@@ -25,13 +25,17 @@ from tqdm import tqdm
 from icl_jax import mirror
 from icl_jax.config import ConfigError, StageError
 from icl_jax.distributed import job_size
-from icl_jax.hosts_session import HostError, Session
+from icl_jax.hosts_session import Agreement, BrokenRoundError, HostError, LeftError, Session
 from icl_jax.parallel import KeptOpen, Runner, run_here
 from icl_jax.step_cost import note_worker, peak_of_this_process
 from icl_jax.storage import is_remote
 
 _TELL_SECONDS = 0.5  # between two counts for the progress bar
 _LOOK_SECONDS = 5  # a follower looks for a file of the leader
+# After these a process does not wait for the tasks of others: Ctrl-C, or they wait for it.
+_AT_ONCE = (KeyboardInterrupt, BrokenRoundError)
+# Made of `Agreement.exchange`: what each process holds around its tasks, to work with all others.
+Company = Callable[[Callable[[object], list]], contextlib.AbstractContextManager]
 
 _sessions = itertools.count()  # in step on all processes: all run the same stages
 _leading: Session | None = None
@@ -71,26 +75,28 @@ def run(
     sizes: Sequence[int],
     runner: Runner,
     whole_host: bool = False,
+    company: Company | None = None,
 ) -> list:
     """As `parallel.run_shards`, by the leader."""
     if not tasks:
         return []
     if not runner.design:
         raise ValueError("Runner.design must be set in a job of several hosts: where they write to")
-    session, call = _leading, _Call(function, list(tasks), list(sizes), runner, whole_host)
+    call = _Call(function, list(tasks), list(sizes), runner, whole_host, company)
+    session = _leading
     step = session.tell(call)
     with _moving(bar, session, step) as count:
         own = _work(session, step, call, count)
-        if isinstance(own.error, KeyboardInterrupt):
-            raise own.error  # who pressed Ctrl-C does not wait for the tasks of others
+        if isinstance(own.error, _AT_ONCE):
+            raise own.error
         try:
             ended = [own, *(session.read(f"{step}/ended/{place}") for place in session.others)]
         except KeyboardInterrupt:
             session.stop(step)
             raise
-    for part in ended:
-        if part.error is not None:
-            raise part.error
+    errors = [part.error for part in ended if part.error is not None]
+    if errors:  # a process that failed before one that no longer waits for it
+        raise min(errors, key=lambda error: isinstance(error, LeftError))
     _refresh(runner)
     results = own.results
     for part in ended[1:]:
@@ -110,6 +116,7 @@ class _Call:
     sizes: list[int]
     runner: Runner
     whole_host: bool
+    company: Company | None
 
 
 @dataclasses.dataclass
@@ -183,7 +190,7 @@ def _answer(session: Session, workdir: os.PathLike | None) -> object:
         blamed = None if ended.error is None else session.blame(ended.error)
         answer = dataclasses.replace(ended, error=blamed)
         session.write(f"{number}/ended/{session.place}", answer)
-        if isinstance(ended.error, KeyboardInterrupt):
+        if isinstance(ended.error, _AT_ONCE):
             raise ended.error
 
 
@@ -208,9 +215,10 @@ def _work(session: Session, step: int, call: _Call, count: "_Count") -> _Ended:
         if session.place:
             _refresh(call.runner)
         if call.whole_host:
-            for index, task in taken():
-                result = call.function(*task, count.add)
-                finished(index, result, peak_of_this_process())
+            with _in_company(call.company, Agreement(session, step)):
+                for index, task in taken():
+                    result = call.function(*task, count.add)
+                    finished(index, result, peak_of_this_process())
         else:
             share = -(-len(call.tasks) // (1 + len(session.others)))
             workers = min(call.runner.threads, share)
@@ -223,6 +231,19 @@ def _work(session: Session, step: int, call: _Call, count: "_Count") -> _Ended:
     finally:
         KeptOpen.close_all()  # what comes next needs the memory
     return _Ended(indices, peaks, error, results)
+
+
+@contextlib.contextmanager
+def _in_company(company: Company | None, agreement: Agreement) -> Iterator[None]:
+    """Holds the company, if there is one; who fails in it tells those that would wait for it."""
+    try:
+        with company(agreement.exchange) if company else contextlib.nullcontext():
+            yield
+    except LeftError:
+        raise
+    except BaseException:
+        agreement.leave()
+        raise
 
 
 class _Count:

@@ -21,6 +21,7 @@ from icl_jax.retrieval.embeddings import embed_table
 from icl_jax.retrieval.encoders import open_encoder
 from icl_jax.retrieval.pool import prepare_pool
 from icl_jax.retrieval.search import check_search
+from icl_jax.retrieval.search_elsewhere import ask
 from icl_jax.retrieval.search_shards import Search, SearchFolders, open_engine
 from icl_jax.retrieval.selection import Selection
 from icl_jax.retrieval.signatures import load_signatures
@@ -66,13 +67,12 @@ def find_threshold(config: ExperimentConfig, workdir: Path, wanted: float) -> fl
     search = _open_search(config, workdir)
     rules = dataclasses.asdict(config.design.search)
     del rules["min_similarity"], rules["recall_sample"]
-    origin = read_inputs(SearchFolders(DesignFolders(workdir).neighbours).pool)
+    folder = DesignFolders(workdir).neighbours
+    origin = read_inputs(SearchFolders(folder).pool)
     inputs = {**origin, "search": rules, "mean_neighbours": wanted, "seed": config.seed}
     step = StepFolder(threshold_folder(workdir), inputs)
     if step.results is None:
-        count = len(search.query_vectors)
-        drawn = np.random.RandomState([config.seed, 4]).permutation(count)[:_SAMPLE]
-        found = search.nearest(np.sort(drawn), -np.inf).similarities
+        found = ask(search, folder, inputs, _sample, config.seed)
         threshold = choose_threshold(found, wanted)
         have = float((found[:, 0] > threshold).mean())
         print(
@@ -82,6 +82,13 @@ def find_threshold(config: ExperimentConfig, workdir: Path, wanted: float) -> fl
         )
         step.complete({"min_similarity": threshold, "queries": len(found), "with_neighbours": have})
     return step.results["min_similarity"]
+
+
+def _sample(search: Search, seed: int) -> np.ndarray:
+    """The cosines of the neighbours of random queries, whatever they are."""
+    count = len(search.query_vectors)
+    drawn = np.random.RandomState([seed, 4]).permutation(count)[:_SAMPLE]
+    return search.nearest(np.sort(drawn), -np.inf).similarities
 
 
 def threshold_folder(workdir: Path) -> Path:
@@ -108,7 +115,7 @@ def _open_search(config: ExperimentConfig, workdir: Path) -> Search:
     runner, settings = folders.runner(design), design.search
     encoder = open_encoder(design.encoder, mesh, None)
     corpus = queries = SentenceTable.open(folders.corpus)
-    check_search(len(corpus), encoder.width, settings, mesh)
+    check_search(len(corpus), encoder.width, settings, mesh, runner)
     how = (runner, mesh, folders.encoder)
     vectors = of_queries = embed_table(
         corpus, encoder, design.encoder, folders.corpus_vectors, *how
@@ -124,5 +131,5 @@ def _open_search(config: ExperimentConfig, workdir: Path) -> Search:
         "vectors": {**encoder.identity, "store": design.encoder.store},
     }
     pool = prepare_pool(corpus, vectors, signatures, places.pool, origin)
-    engine = open_engine(pool, settings, places.index, config.seed, mesh, runner.threads)
+    engine = open_engine(pool, settings, places.index, config.seed, mesh, runner)
     return Search(Selection(query_signatures, pool, settings), of_queries, engine, runner)

@@ -51,7 +51,7 @@ def find_related(
         return None
     _check_documents(corpus, design)
     encoder = encoder or _fit_encoder(design, corpus, folders, mesh, config.seed)
-    check_search(len(corpus), encoder.width, design.search, mesh)
+    check_search(len(corpus), encoder.width, design.search, mesh, runner)
 
     how = (runner, mesh, folders.encoder)
     vectors = embed_table(corpus, encoder, design.encoder, folders.corpus_vectors, *how)

@@ -11,23 +11,12 @@ import numpy as np
 
 from icl_jax.config import SearchConfig, StageError
 from icl_jax.corpus.sentence_table import SentenceTable
-from icl_jax.parallel import Runner, progress_bar, run_shards
+from icl_jax.parallel import Runner, progress_bar
 from icl_jax.retrieval.neighbours import Neighbours, shard_file
 from icl_jax.retrieval.pool import Pool, prepare_pool
-from icl_jax.retrieval.search_results import (
-    describe_thresholds,
-    measure_on_sample,
-    summarise,
-)
-from icl_jax.retrieval.search_shards import (
-    Search,
-    SearchFolders,
-    describe_search,
-    lend_search,
-    open_engine,
-    search_in_worker,
-    search_shard,
-)
+from icl_jax.retrieval.search_elsewhere import ask, run_elsewhere
+from icl_jax.retrieval.search_results import describe_thresholds, measure_on_sample, summarise
+from icl_jax.retrieval.search_shards import Search, SearchFolders, open_engine, search_shard
 from icl_jax.retrieval.selection import Selection
 from icl_jax.retrieval.signatures import load_signatures
 from icl_jax.retrieval.vectors import Vectors
@@ -54,7 +43,7 @@ def find_neighbours(
     made. Only the engine jax needs a mesh. Beside `folder` lie signatures, pool and index, for they
     serve searches with other limits too. The index is trained and filled by this process; the
     shards of the queries are searched here, one after the other, by all hosts of a job, or by
-    workers of Beam.
+    workers of Beam. A pool that one host's devices cannot hold is cut over those of the job.
     """
     runner = runner or Runner()
     made_from = {
@@ -67,7 +56,7 @@ def find_neighbours(
     del made_from["search"]["recall_sample"]  # neighbours do not depend on it
     step = StepFolder(folder, made_from)
     if step.results is None:
-        check_search(len(pool), pool_vectors.width, config, mesh)
+        check_search(len(pool), pool_vectors.width, config, mesh, runner)
         _check_vectors(queries, query_vectors, pool, pool_vectors)
         places = SearchFolders(folder)
         signatures = of_queries = load_signatures(pool, places.signatures, runner)
@@ -77,17 +66,15 @@ def find_neighbours(
         prepared = prepare_pool(pool, pool_vectors, signatures, places.pool, origin)
         engine = _prepare_engine(prepared, config, places.index, seed, mesh, runner, origin)
         search = Search(Selection(of_queries, prepared, config), query_vectors, engine, runner)
-        _search_shards(search, queries, folder, made_from, runner)
-        step.complete(
-            {
-                **summarise(search, folder, queries.num_shards),
-                **measure_on_sample(search, len(queries), seed),
-            }
-        )
+        _search_shards(search, queries, folder, made_from)
+        sampled = ask(search, folder, made_from, measure_on_sample, len(queries), seed)
+        step.complete({**summarise(search, folder, queries.num_shards), **sampled})
     return Neighbours.open(folder)
 
 
-def check_search(num_sentences: int, width: int, config: SearchConfig, mesh=None) -> None:
+def check_search(
+    num_sentences: int, width: int, config: SearchConfig, mesh, runner: Runner
+) -> None:
     """Stops on a pool that cannot be searched so, before hours are spent on its vectors."""
     if not num_sentences:
         raise StageError(
@@ -99,9 +86,9 @@ def check_search(num_sentences: int, width: int, config: SearchConfig, mesh=None
 
         check_index(choose_index(num_sentences, width, config), num_sentences, width)
     else:
-        from icl_jax.retrieval.search_jax import check_memory
+        from icl_jax.retrieval.search_jax import choose_mesh
 
-        check_memory(num_sentences, width, mesh, config)
+        choose_mesh(num_sentences, width, config, mesh, runner.by_hosts)
 
 
 def _check_vectors(
@@ -133,31 +120,25 @@ def _prepare_engine(
     inputs: dict,
 ):
     if config.engine == "jax" or not len(pool.ids):
-        return open_engine(pool, config, folder, seed, mesh, runner.threads)
+        return open_engine(pool, config, folder, seed, mesh, runner)
     from icl_jax.retrieval.search_faiss import choose_index
 
     index = choose_index(len(pool.ids), pool.vectors.width, config)
     step = StepFolder(folder, {**inputs, "seed": seed, "index": index})
-    engine = open_engine(pool, config, folder, seed, mesh, runner.threads)
+    engine = open_engine(pool, config, folder, seed, mesh, runner)
     if step.results is None:
         step.complete({"bytes": engine.bytes, "parts": len(engine.parts)})
     return engine
 
 
-def _search_shards(
-    search: Search, queries: SentenceTable, folder: Path, made_from: dict, runner: Runner
-) -> None:
+def _search_shards(search: Search, queries: SentenceTable, folder: Path, made_from: dict) -> None:
     sizes = np.diff(queries.starts)
     missing = [s for s in range(queries.num_shards) if not shard_file(folder, s).exists()]
     done = len(queries) - int(sizes[missing].sum())
     with progress_bar(total=len(queries), initial=done, unit="query", desc="neighbours") as bar:
-        if runner.elsewhere:
-            described = describe_search(search, folder, made_from)
-            if runner.kind != "beam":  # its workers in this process may be several
-                lend_search(described, search)
-            tasks = [(described, shard, str(folder)) for shard in missing]
-            todo = sizes[missing].tolist()
-            run_shards(search_in_worker, tasks, bar, todo, runner, whole_host=True)
+        if search.runner.elsewhere:
+            tasks, todo = [(shard, folder) for shard in missing], sizes[missing].tolist()
+            run_elsewhere(search_shard, tasks, bar, todo, search, folder, made_from)
         else:
             for shard in missing:
                 search_shard(search, shard, folder, bar.update)

@@ -1,27 +1,22 @@
-"""The search of one shard of the queries: by an object that is open, or by names alone."""
+"""The search of one shard of the queries: an engine proposes, the rules select."""
 
 from collections.abc import Callable
 import concurrent.futures
-import json
 from pathlib import Path
-import threading
 
 import numpy as np
 
-from icl_jax.config import MeshConfig, SearchConfig, StageError
-from icl_jax.config_tree import from_dict, to_dict
-from icl_jax.parallel import KeptOpen, Runner
+from icl_jax.config import SearchConfig, StageError
+from icl_jax.parallel import Runner
 from icl_jax.retrieval.neighbours import write_shard
 from icl_jax.retrieval.pool import Pool
 from icl_jax.retrieval.selection import Selected, Selection
-from icl_jax.retrieval.signatures import Signatures
 from icl_jax.retrieval.vectors import Vectors
 
 _BLOCK = 8192  # queries that an engine gets at once; fixed, for the result must not depend on it
 _PIECE = 512  # queries that one thread scores at once, at least: few long steps cost less than many
 _MOST_CANDIDATES = 2048  # of one query; asking starts with far fewer
 _MOST_FOUND = 2**20  # candidates of all queries at once, where some ask again
-_searching = threading.Lock()  # a worker may have threads; one search keeps all cores busy
 
 
 class SearchFolders:
@@ -42,7 +37,13 @@ class Search:
     ):
         self.selection, self.query_vectors, self.engine = selection, query_vectors, engine
         self.pool, self.config = selection.pool, selection.config
-        self.threads = (runner or Runner()).threads
+        self.runner = runner or Runner()
+
+    @property
+    def whole_job(self) -> bool:
+        """Whether the pool is cut over the devices of several hosts, which must search together."""
+        mesh = getattr(self.engine, "mesh", None)
+        return mesh is not None and mesh.is_multi_process
 
     def nearest(self, queries: np.ndarray, threshold: float | None = None, engine=None) -> Selected:
         """The neighbours of these query sentences.
@@ -86,9 +87,9 @@ class Search:
     ) -> Selected:
         found = engine.candidates(vectors, count)
         found[~vectors.any(axis=1)] = -1
-        size = max(_PIECE, -(-len(queries) // self.threads))
+        size = max(_PIECE, -(-len(queries) // self.runner.threads))
         cuts = [slice(i, i + size) for i in range(0, max(1, len(queries)), size)]
-        with concurrent.futures.ThreadPoolExecutor(self.threads) as threads:
+        with concurrent.futures.ThreadPoolExecutor(self.runner.threads) as threads:
             select = self.selection.select
             tasks = [
                 threads.submit(select, queries[cut], vectors[cut], found[cut], threshold)
@@ -97,7 +98,7 @@ class Search:
             return Selected.join([task.result() for task in tasks])
 
 
-def open_engine(pool: Pool, config: SearchConfig, folder: Path, seed: int, mesh, threads: int):
+def open_engine(pool: Pool, config: SearchConfig, folder: Path, seed: int, mesh, runner: Runner):
     """What proposes candidates; an index of FAISS lies in `folder`, and is built if it does not."""
     if not len(pool.ids):
         raise StageError(
@@ -105,12 +106,15 @@ def open_engine(pool: Pool, config: SearchConfig, folder: Path, seed: int, mesh,
             "or choose another encoder"
         )
     if config.engine == "jax":
-        from icl_jax.retrieval.search_jax import JaxSearch
+        from icl_jax.retrieval.search_jax import JaxSearch, choose_mesh
 
-        return JaxSearch(pool.vectors, pool.ids, config, mesh)
+        size = (len(pool.ids), pool.vectors.width)
+        return JaxSearch(
+            pool.vectors, pool.ids, config, choose_mesh(*size, config, mesh, runner.by_hosts)
+        )
     from icl_jax.retrieval.search_faiss import FaissSearch
 
-    return FaissSearch(pool.vectors, pool.ids, config, folder, seed, threads)
+    return FaissSearch(pool.vectors, pool.ids, config, folder, seed, runner.threads)
 
 
 def search_shard(
@@ -127,56 +131,3 @@ def search_shard(
     kept = found.ids >= 0
     counts = {rule: int(values.sum()) for rule, values in found.counts.items()}
     write_shard(folder, shard, kept.sum(axis=1), found.ids[kept], found.similarities[kept], counts)
-
-
-def search_in_worker(
-    search: str, shard: int, folder: str, progress: Callable[[int], None] | None = None
-) -> None:
-    """As `search_shard`, of names alone; what is searched stays open for the next shard."""
-    with _searching:
-        search_shard(_open_search(search), shard, Path(folder), progress)
-
-
-def describe_search(search: Search, folder: Path, made_from: dict) -> str:
-    """All that a worker needs to open the same search.
-
-    `made_from` are the inputs of its step: another search in the same folders is another one.
-    """
-    same = search.selection.queries is search.pool.signatures
-    return json.dumps(
-        {
-            "folder": str(folder),
-            "vectors": str(search.pool.vectors.folder),
-            "query_vectors": str(search.query_vectors.folder),
-            "own_queries": not same,
-            "config": to_dict(search.config),
-            "made_from": made_from,
-            "threads": search.threads,
-        }
-    )
-
-
-def lend_search(described: str, search: Search) -> None:
-    """Lets tasks that run in this process have a search that is open, not a second one."""
-    _open_search.lend(described, search)
-
-
-@KeptOpen
-def _open_search(described: str) -> Search:
-    told = json.loads(described)
-    config, places = from_dict(told["config"]), SearchFolders(Path(told["folder"]))
-    seed = told["made_from"]["seed"]
-    signatures = of_queries = Signatures.open(places.signatures)
-    vectors = query_vectors = Vectors.open(Path(told["vectors"]))
-    if told["own_queries"]:
-        of_queries = Signatures.open(places.query_signatures)
-        query_vectors = Vectors.open(Path(told["query_vectors"]))
-    pool = Pool.open(places.pool, signatures, vectors)
-    mesh = None
-    if config.engine == "jax":
-        from icl_jax.sharding import make_host_mesh
-
-        mesh = make_host_mesh(MeshConfig())
-    engine = open_engine(pool, config, places.index, seed, mesh, told["threads"])
-    runner = Runner(told["threads"])
-    return Search(Selection(of_queries, pool, config), query_vectors, engine, runner)

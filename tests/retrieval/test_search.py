@@ -7,7 +7,7 @@ import pytest
 
 from icl_jax.config import ConfigError, MeshConfig, SearchConfig, StageError
 from icl_jax.parallel import Runner
-from icl_jax.retrieval import search, search_shards
+from icl_jax.retrieval import search, search_elsewhere, search_shards
 from icl_jax.retrieval.search import find_neighbours
 from icl_jax.retrieval.search_results import describe_thresholds
 from icl_jax.retrieval.search_shards import SearchFolders
@@ -122,7 +122,7 @@ def test_a_worker_that_lives_on_sees_that_the_same_folders_hold_another_search(
         for task in tasks:
             function(*task)
 
-    monkeypatch.setattr(search, "run_shards", run_here)
+    monkeypatch.setattr(search_elsewhere, "run_shards", run_here)
     beam, place = Runner(1, "beam"), tmp_path / "living"
     for seed in (0, 1):
         table, rows = made_up(120, seed=seed)
