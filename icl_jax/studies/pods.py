@@ -5,7 +5,8 @@ python -m icl_jax.studies.pods --page=docs/pods.md --to=DIR [--only=PATTERN,...]
 Compiles every step for every slice and writes the numbers of each, a cell, to DIR as it is done:
 killed, the same command goes on. What a cell was made from is written with it, so that another
 config, other code of the step, or another libtpu compiles it anew. The tables of the page, between
-`<!-- pods_NAME -->` and `<!-- /pods_NAME -->`, are then made of all the cells that are there.
+`<!-- pods_NAME -->` and `<!-- /pods_NAME -->`, are then made of all the cells that are there, and
+all that the compiler said of these is kept beside the page (docs/pods.json), for the next time.
 PATTERN: cells KIND/SUBJECT/PLACE, such as training/gpt_base_knn/v5e-* or search/*. No TPU is used.
 """
 
@@ -30,7 +31,7 @@ MEASURE = "icl_jax.studies.pods_measure"
 
 def all_cells() -> list:
     """Every cell, those that say most first: a run that ends early has them all."""
-    from icl_jax.studies.pods_measure import CONFIGS, ENCODERS, INDEXES, Cell
+    from icl_jax.studies.pods_cells import CONFIGS, ENCODERS, INDEXES, Cell
     from icl_jax.studies.pods_slices import ONE_CHIP, SLICES
     from icl_jax.studies.pods_table import DROPOUT_SLICE
 
@@ -57,11 +58,10 @@ def choose(cells: list, patterns: Sequence[str]) -> list:
 
 def measure_cells(cells: list, to: Path) -> list[str]:
     """Measures what is not there; the names of those that failed."""
-    from icl_jax.studies.pods_measure import read_cell
+    from icl_jax.studies.pods_cells import read_cell
 
     waiting = [cell for cell in cells if read_cell(cell, to) is None]
     print(f"{len(cells)} cells, {len(cells) - len(waiting)} of them are there", flush=True)
-    (to / "cells").mkdir(exist_ok=True)
     taken, failed, total = [], [], len(waiting)
     while waiting:
         batch = waiting[:TOGETHER]
@@ -110,7 +110,7 @@ def time_left(kinds: list[str], taken: list[tuple[str, float]]) -> str:
 
 def fill(page: Path, to: Path) -> None:
     """Makes the page's tables of the cells that are there."""
-    from icl_jax.studies.pods_measure import CONFIGS, read_cell, read_config
+    from icl_jax.studies.pods_cells import CONFIGS, pack, read_cell, read_config
     from icl_jax.studies.pods_table import join_table, sentences_table, training_table
     from icl_jax.studies.results import fill_page
 
@@ -124,6 +124,7 @@ def fill(page: Path, to: Path) -> None:
         with beside(to / f"{name}.md") as partial:
             partial.write_text(text + "\n")
     fill_page(page, page.parent / "figures", {name: [to] for name in blocks})
+    pack(all_cells(), to, page.with_suffix(".json"))
     print(f"{page}: {', '.join(blocks)}")
 
 
@@ -154,6 +155,10 @@ def main(argv: Sequence[str] | None = None) -> None:
             return
         start = time.perf_counter()
         with alone_in(args.to):
+            from icl_jax.studies.pods_cells import unpack
+
+            (args.to / "cells").mkdir(exist_ok=True)
+            unpack(args.page.with_suffix(".json"), args.to)
             failed = measure_cells(cells, args.to)
             fill(args.page, args.to)
         print(f"{(time.perf_counter() - start) / 60:.1f} minutes")

@@ -3,7 +3,7 @@
 from collections.abc import Callable
 
 from icl_jax.config import ExperimentConfig
-from icl_jax.studies.pods_measure import (
+from icl_jax.studies.pods_cells import (
     CONFIGS,
     DTYPE,
     ENCODERS,

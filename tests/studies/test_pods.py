@@ -9,8 +9,8 @@ import pytest
 
 from icl_jax.config import ConfigError, RobertaConfig, SearchConfig
 from icl_jax.experiment.branches import plan_branches
-from icl_jax.studies import pods, pods_measure, pods_table
-from icl_jax.studies.pods_measure import CONFIGS, Cell, read_config
+from icl_jax.studies import pods, pods_cells, pods_measure, pods_table
+from icl_jax.studies.pods_cells import CONFIGS, Cell, read_config, write_cell
 from icl_jax.studies.pods_slices import ONE_CHIP, SLICES, generation_of, num_chips, slice_of
 from icl_jax.training.compile_for_tpu import GB, GENERATIONS
 
@@ -22,7 +22,7 @@ needs_libtpu = pytest.mark.skipif(importlib.util.find_spec("libtpu") is None, re
 def in_the_repository(monkeypatch):
     """As a user runs it; the versions are made up, for libtpu may not be there."""
     monkeypatch.chdir(ROOT)
-    monkeypatch.setattr(pods_measure, "version", lambda name: f"{name} 1")
+    monkeypatch.setattr(pods_cells, "version", lambda name: f"{name} 1")
     monkeypatch.setattr(pods, "version", lambda name: "1.2.3")
 
 
@@ -130,8 +130,7 @@ def fake_process(made, fail=()):
                 return
             cell = Cell(*name.split("/"))
             made.append(name)
-            held = {"inputs": pods_measure.inputs_of(cell), "numbers": numbers_of(sentences=1)}
-            cell.file(to).write_text(json.dumps(held))
+            write_cell(cell, to, numbers_of(sentences=1))
             yield name, 60.0
 
     return run_process
@@ -141,23 +140,42 @@ def test_what_is_there_is_not_measured_again_until_the_compiler_or_config_change
     monkeypatch, tmp_path, capsys
 ):
     made = []
+    (tmp_path / "cells").mkdir()
     monkeypatch.setattr(pods, "run_process", fake_process(made))
     cells = [Cell("training", "gpt_base_knn", x) for x in ("v5e-4", "v5e-8", "v5e-16")]
     assert pods.measure_cells(cells[:2], tmp_path) == []
     assert "[1/2] training/gpt_base_knn/v5e-4: 60 s, about 1 min left" in capsys.readouterr().out
     assert pods.measure_cells(cells, tmp_path) == []
     assert made == [cell.name for cell in cells]  # each once
-    monkeypatch.setattr(pods_measure, "version", lambda name: "2")
-    assert pods_measure.read_cell(cells[0], tmp_path) is None
+    monkeypatch.setattr(pods_cells, "version", lambda name: "2")
+    assert pods_cells.read_cell(cells[0], tmp_path) is None
     pods.measure_cells(cells[:1], tmp_path)
     assert made[3:] == [cells[0].name]
     config = read_config("gpt_base_knn")
     config.batch_size = 256
-    monkeypatch.setattr(pods_measure, "read_config", lambda name: config)
-    assert pods_measure.read_cell(cells[0], tmp_path) is None
+    monkeypatch.setattr(pods_cells, "read_config", lambda name: config)
+    assert pods_cells.read_cell(cells[0], tmp_path) is None
+
+
+@needs_libtpu
+def test_what_was_measured_is_kept_beside_the_page_for_who_has_no_cells(monkeypatch, tmp_path):
+    made, cells = [], [Cell("training", "gpt_base_knn", x) for x in ("v5e-4", "v5e-8")]
+    monkeypatch.setattr(pods, "run_process", fake_process(made))
+    page = tmp_path / "pods.md"
+    page.write_text((ROOT / "docs" / "pods.md").read_text())
+    pattern = "--only=training/gpt_base_knn/v5e-[48]"
+    for to in ("first", "second"):
+        pods.main([f"--page={page}", f"--to={tmp_path / to}", pattern])
+    assert made == [cell.name for cell in cells]  # only the first time
+    kept = json.loads((tmp_path / "pods.json").read_text())
+    assert [*kept] == made and kept[made[0]]["numbers"] == numbers_of(sentences=1)
+    monkeypatch.setattr(pods_cells, "version", lambda name: "2")
+    pods.main([f"--page={page}", f"--to={tmp_path / 'third'}", pattern])
+    assert made == 2 * [cell.name for cell in cells]
 
 
 def test_a_process_that_dies_costs_the_cell_that_it_died_of(monkeypatch, tmp_path):
+    (tmp_path / "cells").mkdir()
     made, cells = [], [Cell("encode", "MiniLM-L6", x) for x in ONE_CHIP]
     monkeypatch.setattr(pods, "run_process", fake_process(made, fail=[cells[1].name]))
     assert pods.measure_cells(cells, tmp_path) == [cells[1].name]
@@ -167,8 +185,7 @@ def test_a_process_that_dies_costs_the_cell_that_it_died_of(monkeypatch, tmp_pat
 def test_the_page_keeps_its_prose_and_gets_the_tables_between_its_markers(tmp_path, capsys):
     cell = Cell("training", "gpt_base_knn", "v5e-16")
     cell.file(tmp_path).parent.mkdir()
-    held = {"inputs": pods_measure.inputs_of(cell), "numbers": numbers_of()}
-    cell.file(tmp_path).write_text(json.dumps(held))
+    write_cell(cell, tmp_path, numbers_of())
     page, before = tmp_path / "page.md", (ROOT / "docs" / "pods.md").read_text()
     page.write_text(before)
     pods.fill(page, tmp_path)
@@ -197,14 +214,17 @@ def test_a_search_on_two_chips_is_compiled_and_counted(monkeypatch, compiles_ane
     small = RobertaConfig(embed_dim=128, num_layers=1, num_heads=2)
     monkeypatch.setattr(pods_measure, "ENCODERS", {"small": small})
     monkeypatch.setattr(pods_measure, "SENTENCES", 4096)
-    monkeypatch.setattr(pods_measure, "_search_config", lambda: SearchConfig(neighbours=4))
-    monkeypatch.setattr(pods_measure, "SLICES", {"v5e-2": "v5e:1x2"})
+    monkeypatch.setattr(pods_measure, "search_config", lambda: SearchConfig(neighbours=4))
+    monkeypatch.setattr(pods_cells, "SLICES", {"v5e-2": "v5e:1x2"})
     numbers = pods_measure.measure_cell(Cell("search", f"small-{index}", "v5e"))
     assert numbers["fits"] and numbers["unknown_loops"] == 0
-    # Each chip compares the queries with its half of the pool, and sends its best 40 to the other.
+    # Each chip sends its queries to the other, compares all of them with its half of the pool, and
+    # sends back the best 40, scores and rows.
     assert numbers["compiled_flops"] == 2 * numbers["queries"] * 2048 * 128
     assert numbers["compiled_flops"] == numbers["model_flops"]
-    assert numbers["sent"]["all-gather"] == 2 * numbers["queries"] * 40 * 4
+    half, size = numbers["queries"] // 2, 4 if index == "exact" else 2
+    assert numbers["sent"]["all-gather"] == half * 128 * size
+    assert numbers["sent"]["all-to-all"] == half * 40 * 2 * 4
 
 
 @needs_libtpu
@@ -227,7 +247,7 @@ def test_an_encoder_without_weights_is_compiled_and_counted(monkeypatch, compile
 def test_a_batch_with_fewer_rows_than_chips_says_so(monkeypatch, compiles_anew):
     config = read_config("gpt_base_knn")
     config.batch_size = 128
-    monkeypatch.setattr(pods_measure, "read_config", lambda name: config)
+    monkeypatch.setattr(pods_cells, "read_config", lambda name: config)
     numbers = pods_measure.measure_cell(Cell("training", "gpt_base_knn", "v5e-256"))
     assert not numbers["fits"]
     assert "batch_size 128 is not divisible by mesh.data 256" in numbers["why"]

@@ -1,0 +1,165 @@
+"""The cells of the tables of `pods`: what each is made from, and where its numbers are kept."""
+
+import dataclasses
+import functools
+import hashlib
+from importlib.metadata import version
+import json
+from pathlib import Path
+import runpy
+from typing import NamedTuple
+
+from icl_jax.config import ConfigError, EncoderConfig, ExperimentConfig, RobertaConfig, SearchConfig
+from icl_jax.config_tree import to_dict
+from icl_jax.example_design.presets import preset as design_preset
+from icl_jax.models.presets import preset as model_preset
+from icl_jax.retrieval.search_jax import first_count
+from icl_jax.retrieval.token_rows import SHORTEST_ROW
+from icl_jax.step_folder import beside, write_json
+from icl_jax.studies.pods_slices import ONE_CHIP, SLICES, generation_of
+
+CONFIGS = {
+    "gpt_base_knn": "configs/gpt_base_knn.py",
+    "gpt_medium_knn": "configs/gpt_medium_knn.py",
+    "roberta_base_knn_tapt": "configs/roberta_base_knn_tapt.py:neighbours_in_context",
+}
+_BERT = {**dataclasses.asdict(model_preset("bert-base-uncased")), "mlm_head": False}
+ENCODERS: dict[str, RobertaConfig] = {
+    "MiniLM-L6": RobertaConfig(**{**_BERT, "num_layers": 6, "embed_dim": 384}),
+    "RoBERTa-base": dataclasses.replace(model_preset("roberta-base"), mlm_head=False),
+    "RoBERTa-large": dataclasses.replace(model_preset("roberta-large"), mlm_head=False),
+}
+INDEXES = ("approximate", "exact")
+SENTENCES = 100_000_000  # of the paper's corpus, each of which asks (Levine et al. 2022, section 3)
+SENTENCE_TOKENS = SHORTEST_ROW // 2  # `token_rows`: rows are twice as long as the usual sentence
+DTYPE = "bfloat16"  # of the products, as `EncoderConfig.dtype` says for accelerators
+
+# The code of a step: if it changes, so may the numbers. What a config says is compared by itself.
+_COUNTING = (
+    "training/compile_for_tpu.py", "training/tpu_program.py", "training/tpu_kernels.py",
+    "training/hardware.py",
+)  # fmt: skip
+_MODEL = (
+    "sharding.py", "models/attention.py", "models/gpt.py", "models/layers.py", "models/losses.py",
+    "models/roberta.py", "models/splash.py", *_COUNTING,
+)  # fmt: skip
+_TRAINING = (
+    *_MODEL, "training/metrics.py", "training/objectives.py", "training/optimizer.py",
+    "training/train_state.py",
+)  # fmt: skip
+_MEASURE = "studies/pods_measure.py"
+_CODE = {
+    "training": _TRAINING,
+    "dropout": _TRAINING,
+    "encode": (*_MODEL, "retrieval/encoder_transformer.py", "retrieval/token_rows.py", _MEASURE),
+    "search": (*_COUNTING, "retrieval/search_jax.py", _MEASURE),
+}
+
+
+class Cell(NamedTuple):
+    """A step on a place: a slice, or a generation that has one chip or the smallest slice."""
+
+    kind: str  # training, dropout (the same step with dropout), encode, search
+    subject: str  # a config, an encoder, or an encoder and an index
+    place: str
+
+    @property
+    def name(self) -> str:
+        return "/".join(self)
+
+    def file(self, to: Path) -> Path:
+        return to / "cells" / f"{'-'.join(self)}.json"
+
+
+def read_config(name: str) -> ExperimentConfig:
+    """A config of the paper."""
+    file, _, argument = CONFIGS[name].partition(":")
+    if not Path(file).is_file():
+        raise ConfigError(f"there is no {file} here; run this in the folder of the repository")
+    return runpy.run_path(file)["get_config"](*filter(None, [argument]))
+
+
+def inputs_of(cell: Cell) -> dict:
+    """What a cell is made from: while it stays the same, the numbers do."""
+    if cell.kind == "search":
+        encoder, _, index = cell.subject.rpartition("-")
+        made = {
+            "rows": SENTENCES, "width": ENCODERS[encoder].embed_dim, "index": index,
+            "candidates": search_candidates(),
+        }  # fmt: skip
+    elif cell.kind == "encode":
+        tokens = EncoderConfig.batch_tokens
+        made = {"model": to_dict(ENCODERS[cell.subject]), "batch_tokens": tokens, "dtype": DTYPE}
+    else:
+        made = to_dict(training_config(cell))
+        for part in ("design", "data", "evaluation"):  # are not in the step
+            del made[part]
+    versions = {name: version(name) for name in ("jax", "libtpu")}
+    told = {"topologies": topologies_of(cell), **versions, "code": _digest(cell.kind), "step": made}
+    return json.loads(json.dumps(told))  # as it will be read back
+
+
+@functools.cache
+def _digest(kind: str) -> str:
+    package, digest = Path(__file__).parents[1], hashlib.sha256()
+    for name in _CODE[kind]:
+        digest.update(name.encode() + (package / name).read_bytes())
+    return digest.hexdigest()
+
+
+def topologies_of(cell: Cell) -> list[str]:
+    """Where the step is compiled for: the first that it fits."""
+    if cell.kind == "encode":
+        return [ONE_CHIP[cell.place]]
+    if cell.kind == "search":
+        return [to for name, to in SLICES.items() if generation_of(name) == cell.place]
+    return [SLICES[cell.place]]
+
+
+def training_config(cell: Cell) -> ExperimentConfig:
+    """Whose step a cell is."""
+    config = read_config(cell.subject)
+    config.training.dropout = cell.kind == "dropout"
+    return config
+
+
+def search_config() -> SearchConfig:
+    """Of the paper's design."""
+    return design_preset("knn-pretraining").search
+
+
+def search_candidates() -> int:
+    """That each query of the paper's design asks for."""
+    return first_count(search_config())
+
+
+def read_cell(cell: Cell, to: Path) -> dict | None:
+    """The numbers of a cell; None if it is not there, or was made from something else."""
+    file = cell.file(to)
+    if not file.exists():
+        return None
+    held = json.loads(file.read_text())
+    return held["numbers"] if held["inputs"] == inputs_of(cell) else None
+
+
+def write_cell(cell: Cell, to: Path, numbers: dict) -> None:
+    """Keeps the numbers of a cell, with what they were made from."""
+    write_json(cell.file(to), {"inputs": inputs_of(cell), "numbers": numbers})
+
+
+def pack(cells: list[Cell], to: Path, packed: Path) -> None:
+    """Writes all cells that are there into one file, a line each."""
+    held = {
+        cell.name: json.loads(cell.file(to).read_text()) for cell in cells if read_cell(cell, to)
+    }
+    lines = (f"{json.dumps(name)}: {json.dumps(value)}" for name, value in held.items())
+    with beside(packed) as partial:
+        partial.write_text("{\n" + ",\n".join(lines) + "\n}\n")
+
+
+def unpack(packed: Path, to: Path) -> None:
+    """Brings the cells of such a file to `to`, but for those that are there."""
+    for name, value in json.loads(packed.read_text()).items() if packed.exists() else ():
+        file = Cell(*name.split("/")).file(to)
+        if not file.exists():
+            write_json(file, value)
