@@ -251,3 +251,15 @@ def test_a_batch_with_fewer_rows_than_chips_says_so(monkeypatch, compiles_anew):
     numbers = pods_measure.measure_cell(Cell("training", "gpt_base_knn", "v5e-256"))
     assert not numbers["fits"]
     assert "batch_size 128 is not divisible by mesh.data 256" in numbers["why"]
+
+
+def test_the_tables_of_the_page_are_made_of_the_numbers_beside_it():
+    page, kept = ROOT / "docs" / "pods.md", json.loads((ROOT / "docs" / "pods.json").read_text())
+
+    def read(cell):
+        return kept.get(cell.name, {}).get("numbers")
+
+    for name in CONFIGS:
+        assert pods_table.training_table(name, read_config(name), read) in page.read_text()
+    assert pods_table.sentences_table(read) in page.read_text()
+    assert pods_table.join_table(read) in page.read_text()
