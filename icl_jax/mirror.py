@@ -6,6 +6,7 @@ is here is there too; what is there and not here, or another, is fetched when it
 another has worked after, goes on from what the URL holds.
 """
 
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 import functools
 import hashlib
@@ -72,8 +73,8 @@ def pull(folder: Path, only: frozenset[str] | None = None) -> None:
     url = url_of(folder / "any")
     if url is None:
         return
-    begun = time.time()
-    held = storage.list_objects(url.removesuffix("/any"))
+    begun, url = time.time(), url.removesuffix("/any")
+    held = storage.list_objects(url)
     finished = {name.rpartition("/")[0] for name in held if name.endswith("results.json")}
     wanted = []
     for name, info in held.items():
@@ -81,19 +82,27 @@ def pull(folder: Path, only: frozenset[str] | None = None) -> None:
         if (_RECORDS in last and parent in finished) or name.endswith(("/", _PARTIAL)):
             continue
         if (only is None or last in only) and not _is_same(folder / name, storage.facts(info)):
-            wanted.append((f"{url.removesuffix('/any')}/{name}", folder / name, info))
+            wanted.append(name)
     for path in [p for p in folder.rglob("*") if p.is_file()] if folder.exists() else ():
         name = path.relative_to(folder).as_posix()
         own = path.name.startswith(_OWN) or path.name.endswith(_PARTIAL)
         # One that another process has just finished is there since the list was made.
         if not own and name not in held and path.stat().st_ctime < begun - _CLOCK_SECONDS:
             path.unlink(missing_ok=True)
-    # What says that a step is complete comes last.
-    last = [task for task in wanted if task[1].name == "results.json"]
-    for tasks in ([task for task in wanted if task not in last], last):
-        with ThreadPoolExecutor(_THREADS) as pool:
-            for _ in pool.map(_fetch, tasks):
-                pass
+
+    def bring(name: str) -> None:
+        storage.download(f"{url}/{name}", folder / name)
+        _note_version(folder / name, storage.facts(held[name]))
+
+    _in_order(bring, wanted)
+
+
+def fetched(path: epath.PathLike) -> Path:
+    """The folder itself; of one at a URL the local copy, with all that is there."""
+    folder = local_folder(path)
+    if storage.is_remote(path):
+        fetch(folder)
+    return folder
 
 
 @functools.lru_cache(maxsize=1 << 12)
@@ -101,6 +110,16 @@ def fetch(folder: epath.PathLike, only: frozenset[str] | None = None) -> None:
     """As `pull`, once in a process: for who only reads."""
     if not storage.is_remote(folder):
         pull(Path(folder), only)
+
+
+def copy(url: str, to: str) -> None:
+    """Copies the folder of a step within its store, as far as it is not there yet."""
+    there = {name: info["size"] for name, info in storage.list_objects(to).items()}
+    held = storage.list_objects(url).items()
+    _in_order(
+        lambda name: storage.copy(f"{url}/{name}", f"{to}/{name}"),
+        [name for name, info in held if there.get(name) != info["size"]],
+    )
 
 
 def remove(path: Path) -> None:
@@ -111,10 +130,13 @@ def remove(path: Path) -> None:
     path.unlink(missing_ok=True)
 
 
-def _fetch(task: tuple[str, Path, dict]) -> None:
-    url, path, info = task
-    storage.download(url, path)
-    _note_version(path, storage.facts(info))
+def _in_order(move: Callable[[str], None], names: Sequence[str]) -> None:
+    """Several files at once; what says that a step is complete comes last."""
+    last = {name for name in names if name.rpartition("/")[2] == "results.json"}
+    for part in ([name for name in names if name not in last], last):
+        with ThreadPoolExecutor(_THREADS) as pool:
+            for _ in pool.map(move, part):
+                pass
 
 
 def _is_same(path: Path, version: tuple[int, float]) -> bool:
