@@ -49,13 +49,12 @@ def local_folder(path: epath.PathLike) -> Path:
 def url_of(path: Path) -> str | None:
     """Where a file of a local copy lies at the URL; None for every other file."""
     name = path.name
-    if name.startswith(_OWN) or name.endswith(_PARTIAL):
-        return None
-    found = _find_mirror(os.path.abspath(path.parent))
-    if found is None:
-        return None
-    root, url = found
-    return f"{url}/{Path(os.path.abspath(path)).relative_to(root).as_posix()}"
+    return None if name.startswith(_OWN) or name.endswith(_PARTIAL) else _place_of(path)
+
+
+def shown(path: Path) -> str:
+    """What people know a file or folder by: its URL, if it lies in a local copy."""
+    return _place_of(path) or str(path)
 
 
 def push(file: Path, path: Path) -> None:
@@ -70,11 +69,10 @@ def pull(folder: Path, only: frozenset[str] | None = None) -> None:
 
     `only`: of names other than these nothing is fetched.
     """
-    url = url_of(folder / "any")
+    url = _place_of(folder)
     if url is None:
         return
-    begun, url = time.time(), url.removesuffix("/any")
-    held = storage.list_objects(url)
+    begun, held = time.time(), storage.list_objects(url)
     finished = {name.rpartition("/")[0] for name in held if name.endswith("results.json")}
     wanted = []
     for name, info in held.items():
@@ -152,6 +150,15 @@ def _note_version(path: Path, version: tuple[int, float]) -> None:
     """Gives a file the time of its object: what tells it from an earlier one of the same size."""
     if version[1]:
         os.utime(path, (version[1], version[1]))
+
+
+def _place_of(path: Path) -> str | None:
+    path = Path(os.path.abspath(path))
+    found = _find_mirror(str(path))
+    if found is None:
+        return None
+    root, url = found
+    return "/".join((url, *path.relative_to(root).parts))
 
 
 @functools.lru_cache(maxsize=1 << 12)
