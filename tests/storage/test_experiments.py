@@ -1,6 +1,7 @@
 """Whole experiments in a bucket, with all that they compare: the same results as on a disk."""
 
 import dataclasses
+import json
 import os
 from pathlib import Path
 import re
@@ -11,12 +12,12 @@ import pytest
 
 from icl_jax import mirror
 from icl_jax.config import PerplexityConfig
-from icl_jax.evaluation import task
+from icl_jax.evaluation import compare, task
 from icl_jax.experiment.stages import run_stages
 from tests.experiment import test_rounds
 from tests.experiment.test_stages import STAGES, small_experiment
 from tests.retrieval.test_find_related import write_corpus
-from tests.storage.test_runs import WORK
+from tests.storage.test_runs import ARM, WORK
 
 pytestmark = pytest.mark.slow
 # Of a disk alone, or with names of Orbax and TensorBoard that are never the same twice.
@@ -91,6 +92,15 @@ def test_an_experiment_in_a_bucket_comes_to_the_results_of_a_disk(
     compare_with_local(gcs, tmp_path / "run")
     told = capsys.readouterr().out
     assert f"written: {WORK}/comparison.md" in told
+
+    arms = {arm: f"{WORK}/branches/{arm}/evaluation" for arm in ("regular", ARM)}
+    runs = ",".join(f"{arm}={place}" for arm, place in arms.items())
+    compare.main([f"--runs={runs}", f"--to={WORK}/again", f"--reference={ARM}"])
+    again = json.loads(gcs.content(f"{WORK}/again/comparison.json"))
+    whole = json.loads(gcs.content(f"{WORK}/comparison/comparison.json"))
+    assert again["evaluations"][ARM] == whole["evaluations"][ARM]
+    for name in gcs.names(f"{WORK}/again"):
+        del gcs.objects[f"{WORK}/again/{name}"[5:]]
 
     monkeypatch.setenv(mirror.PLACE, str(tmp_path / "second machine"))
     mirror.fetch.cache_clear()

@@ -71,13 +71,17 @@ def end(*processes: subprocess.Popen) -> str:
     return told
 
 
-def test_two_hosts_with_a_bucket_design_and_train_as_one_with_a_disk(gcs, tmp_path):
+def test_two_hosts_with_a_bucket_come_to_what_one_does_with_a_disk(gcs, tmp_path):
     pack_corpus(gcs, tmp_path)
     end(*begin_two(tmp_path, [*COMMAND, f"--workdir={WORK}"]))
     end(begin(tmp_path, 2, 4, [*COMMAND, f"--workdir={tmp_path / 'run'}"]))
     assert objects_below(gcs, f"{WORK}/design") == files_below(tmp_path / "run" / "design")
     ours = metrics_in(gcs.content(f"{WORK}/metrics.jsonl").decode())
     assert ours == pytest.approx(metrics_in((tmp_path / "run/metrics.jsonl").read_text()), rel=1e-5)
+    file = "evaluation/30/perplexity/results.json"
+    found = [gcs.content(f"{WORK}/{file}"), (tmp_path / "run" / file).read_bytes()]
+    ours, theirs = (json.loads(content)["all"]["nats_per_token"] for content in found)
+    assert ours == pytest.approx(theirs, rel=1e-5)
 
 
 def test_two_hosts_run_rounds_in_a_bucket_and_others_go_on_with_it(gcs, tmp_path):
