@@ -6,6 +6,7 @@ is here is there too; what is there and not here, or another, is fetched when it
 another has worked after, goes on from what the URL holds.
 """
 
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 import functools
 import hashlib
@@ -48,13 +49,12 @@ def local_folder(path: epath.PathLike) -> Path:
 def url_of(path: Path) -> str | None:
     """Where a file of a local copy lies at the URL; None for every other file."""
     name = path.name
-    if name.startswith(_OWN) or name.endswith(_PARTIAL):
-        return None
-    found = _find_mirror(os.path.abspath(path.parent))
-    if found is None:
-        return None
-    root, url = found
-    return f"{url}/{Path(os.path.abspath(path)).relative_to(root).as_posix()}"
+    return None if name.startswith(_OWN) or name.endswith(_PARTIAL) else _place_of(path)
+
+
+def shown(path: Path) -> str:
+    """What people know a file or folder by: its URL, if it lies in a local copy."""
+    return _place_of(path) or str(path)
 
 
 def push(file: Path, path: Path) -> None:
@@ -69,11 +69,10 @@ def pull(folder: Path, only: frozenset[str] | None = None) -> None:
 
     `only`: of names other than these nothing is fetched.
     """
-    url = url_of(folder / "any")
+    url = _place_of(folder)
     if url is None:
         return
-    begun = time.time()
-    held = storage.list_objects(url.removesuffix("/any"))
+    begun, held = time.time(), storage.list_objects(url)
     finished = {name.rpartition("/")[0] for name in held if name.endswith("results.json")}
     wanted = []
     for name, info in held.items():
@@ -81,19 +80,27 @@ def pull(folder: Path, only: frozenset[str] | None = None) -> None:
         if (_RECORDS in last and parent in finished) or name.endswith(("/", _PARTIAL)):
             continue
         if (only is None or last in only) and not _is_same(folder / name, storage.facts(info)):
-            wanted.append((f"{url.removesuffix('/any')}/{name}", folder / name, info))
+            wanted.append(name)
     for path in [p for p in folder.rglob("*") if p.is_file()] if folder.exists() else ():
         name = path.relative_to(folder).as_posix()
         own = path.name.startswith(_OWN) or path.name.endswith(_PARTIAL)
         # One that another process has just finished is there since the list was made.
         if not own and name not in held and path.stat().st_ctime < begun - _CLOCK_SECONDS:
             path.unlink(missing_ok=True)
-    # What says that a step is complete comes last.
-    last = [task for task in wanted if task[1].name == "results.json"]
-    for tasks in ([task for task in wanted if task not in last], last):
-        with ThreadPoolExecutor(_THREADS) as pool:
-            for _ in pool.map(_fetch, tasks):
-                pass
+
+    def bring(name: str) -> None:
+        storage.download(f"{url}/{name}", folder / name)
+        _note_version(folder / name, storage.facts(held[name]))
+
+    _in_order(bring, wanted)
+
+
+def fetched(path: epath.PathLike) -> Path:
+    """The folder itself; of one at a URL the local copy, with all that is there."""
+    folder = local_folder(path)
+    if storage.is_remote(path):
+        fetch(folder)
+    return folder
 
 
 @functools.lru_cache(maxsize=1 << 12)
@@ -101,6 +108,16 @@ def fetch(folder: epath.PathLike, only: frozenset[str] | None = None) -> None:
     """As `pull`, once in a process: for who only reads."""
     if not storage.is_remote(folder):
         pull(Path(folder), only)
+
+
+def copy(url: str, to: str) -> None:
+    """Copies the folder of a step within its store, as far as it is not there yet."""
+    there = {name: info["size"] for name, info in storage.list_objects(to).items()}
+    held = storage.list_objects(url).items()
+    _in_order(
+        lambda name: storage.copy(f"{url}/{name}", f"{to}/{name}"),
+        [name for name, info in held if there.get(name) != info["size"]],
+    )
 
 
 def remove(path: Path) -> None:
@@ -111,10 +128,13 @@ def remove(path: Path) -> None:
     path.unlink(missing_ok=True)
 
 
-def _fetch(task: tuple[str, Path, dict]) -> None:
-    url, path, info = task
-    storage.download(url, path)
-    _note_version(path, storage.facts(info))
+def _in_order(move: Callable[[str], None], names: Sequence[str]) -> None:
+    """Several files at once; what says that a step is complete comes last."""
+    last = {name for name in names if name.rpartition("/")[2] == "results.json"}
+    for part in ([name for name in names if name not in last], last):
+        with ThreadPoolExecutor(_THREADS) as pool:
+            for _ in pool.map(move, part):
+                pass
 
 
 def _is_same(path: Path, version: tuple[int, float]) -> bool:
@@ -130,6 +150,15 @@ def _note_version(path: Path, version: tuple[int, float]) -> None:
     """Gives a file the time of its object: what tells it from an earlier one of the same size."""
     if version[1]:
         os.utime(path, (version[1], version[1]))
+
+
+def _place_of(path: Path) -> str | None:
+    path = Path(os.path.abspath(path))
+    found = _find_mirror(str(path))
+    if found is None:
+        return None
+    root, url = found
+    return "/".join((url, *path.relative_to(root).parts))
 
 
 @functools.lru_cache(maxsize=1 << 12)

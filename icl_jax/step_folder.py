@@ -33,8 +33,8 @@ class OtherInputsError(StageError):
     def __init__(self, path: Path, differences: str):
         self.path, self.differences = path, differences
         super().__init__(
-            f"{path} was made from other inputs ({differences}); choose another --workdir, undo "
-            "the difference, or delete that folder"
+            f"{mirror.shown(path)} was made from other inputs ({differences}); choose another "
+            "--workdir, undo the difference, or delete that folder"
         )
 
 

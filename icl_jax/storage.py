@@ -181,6 +181,25 @@ def remove(url: epath.PathLike) -> None:
         retry(lambda: client.rm_file(name), "deleted", url)
 
 
+def copy(url: epath.PathLike, to: epath.PathLike) -> None:
+    """Copies an object within its store; its content does not come here."""
+    client, name = file_system(url)
+    _, other = file_system(to)
+
+    def send() -> None:
+        client.cp_file(name, other)
+        _check_arrived(client, other, client.info(name)["size"])
+
+    retry(send, "copied", url)
+
+
+def files_below(folder: epath.PathLike) -> list[str]:
+    """All files below a folder anywhere."""
+    if is_remote(folder):
+        return [f"{os.fspath(folder)}/{name}" for name in list_objects(folder)]
+    return [os.fspath(path) for path in Path(folder).rglob("*") if path.is_file()]
+
+
 def list_objects(url: epath.PathLike) -> dict[str, dict]:
     """All objects below a folder: what the client says about each, by its name below the folder."""
     client, name = file_system(url)

@@ -185,6 +185,6 @@ def _describe(file: str, version: tuple[int, int]) -> dict:
 def _files_checksum(files: tuple[tuple[str, tuple[int, int]], ...]) -> str:
     digest = hashlib.sha256()
     for file, _ in files:
-        with open(file, "rb") as opened:
+        with open_to_read(file) as opened:
             digest.update(hashlib.file_digest(opened, "sha256").digest())
     return digest.hexdigest()[:32]

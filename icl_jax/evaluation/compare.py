@@ -12,7 +12,8 @@ word stands for these items alone.
 """
 
 import argparse
-from pathlib import Path
+
+from etils import epath
 
 from icl_jax.config import ConfigError, StageError
 from icl_jax.evaluation.compare_cells import make_cells
@@ -28,7 +29,10 @@ RESAMPLES = 10_000
 
 
 def compare(
-    arms: dict[str, list[Path]], reference: str, to: Path, resamples: int = RESAMPLES
+    arms: dict[str, list[epath.Path]],
+    reference: str,
+    to: epath.PathLike,
+    resamples: int = RESAMPLES,
 ) -> dict:
     """Writes comparison.json, .md, .csv, .png and .svg into `to`; returns what the first holds.
 
@@ -70,11 +74,11 @@ def compare(
     for cell in cells:
         arm, task, metric = (cell.pop(name) for name in ("arm", "task", "metric"))
         result["arms"][arm].setdefault(task, {})[metric] = cell
-    _write(result, to)
+    _write(result, epath.Path(to))
     return result
 
 
-def _write(result: dict, to: Path) -> None:
+def _write(result: dict, to: epath.Path) -> None:
     to.mkdir(parents=True, exist_ok=True)
     for name, text in (("md", make_markdown(result)), ("csv", make_csv(result))):
         with beside(to / f"comparison.{name}") as partial:
@@ -85,14 +89,14 @@ def _write(result: dict, to: Path) -> None:
     write_json(to / "comparison.json", result)
 
 
-def parse_runs(text: str) -> dict[str, list[Path]]:
+def parse_runs(text: str) -> dict[str, list[epath.Path]]:
     """NAME=PATH,NAME=PATH,... as arms."""
-    arms: dict[str, list[Path]] = {}
+    arms: dict[str, list[epath.Path]] = {}
     for entry in text.split(","):
         name, equals, path = entry.partition("=")
         if not (name and equals and path):
             raise ConfigError(f"--runs: expected NAME=PATH,NAME=PATH,..., got '{entry}'")
-        arms.setdefault(name, []).append(Path(path))
+        arms.setdefault(name, []).append(epath.Path(path))
     return arms
 
 
@@ -103,7 +107,7 @@ def main(argv: list[str] | None = None) -> None:
     )
     parser.add_argument("--runs", required=True, help="NAME=PATH,NAME=PATH,...")
     parser.add_argument("--reference", help="the arm that others are compared with")
-    parser.add_argument("--to", required=True, type=Path, help="the folder that gets the results")
+    parser.add_argument("--to", required=True, help="the folder that gets the results")
     args = parser.parse_args(argv)
     with ends_well():
         arms = parse_runs(args.runs)

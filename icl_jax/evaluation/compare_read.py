@@ -1,8 +1,8 @@
 """Reads evaluations that are to be compared, and stops where they are not of the same items."""
 
-from pathlib import Path
 from typing import NamedTuple
 
+from etils import epath
 import numpy as np
 
 from icl_jax.config import StageError
@@ -16,16 +16,16 @@ _SHOWN = 3  # differences in one message
 
 
 class Evaluation(NamedTuple):
-    """What one evaluated model left on the disk."""
+    """What one evaluated model left on the disk, or in a bucket."""
 
-    folder: Path
+    folder: epath.Path
     tasks: tuple[str, ...]
     model: dict  # its identity
 
 
-def open_arm(name: str, paths: list[Path]) -> list[Evaluation]:
+def open_arm(name: str, paths: list[epath.PathLike]) -> list[Evaluation]:
     """The evaluations of an arm's seeds; stops if two of them are of the same model."""
-    seeds = [open_evaluation(Path(path)) for path in paths]
+    seeds = [open_evaluation(epath.Path(path)) for path in paths]
     for number, seed in enumerate(seeds):
         for other in seeds[:number]:
             if seed.model == other.model:
@@ -36,7 +36,7 @@ def open_arm(name: str, paths: list[Path]) -> list[Evaluation]:
     return seeds
 
 
-def open_evaluation(path: Path) -> Evaluation:
+def open_evaluation(path: epath.Path) -> Evaluation:
     """The tasks of an evaluation; stops if one of them is not finished."""
     folder = path.with_suffix("") if path.suffix == ".json" else path
     if not folder.is_dir():
@@ -122,11 +122,11 @@ def find_common(
     return common, left_out, [note]
 
 
-def _tasks_in(folder: Path) -> list[str]:
+def _tasks_in(folder: epath.Path) -> list[str]:
     return [task for task in TASKS if (folder / task / "inputs.json").exists()]
 
 
-def _check_inputs(first: Path, folder: Path) -> None:
+def _check_inputs(first: epath.Path, folder: epath.Path) -> None:
     there, here = (_without_the_model(read_inputs(held)) for held in (first, folder))
     wrong = differences(there, here)
     if wrong:
@@ -149,7 +149,9 @@ def _item(task: str, row: dict) -> dict:
     return {name: row.get(name) for name in TASKS[task].item}
 
 
-def _check_items(first: Path, there: list[dict], folder: Path, here: list[dict]) -> None:
+def _check_items(
+    first: epath.Path, there: list[dict], folder: epath.Path, here: list[dict]
+) -> None:
     if len(there) != len(here):
         wrong = f"it has {len(here)} of them, not {len(there)}"
     elif there != here:

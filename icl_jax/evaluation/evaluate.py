@@ -6,6 +6,7 @@ from pathlib import Path
 from etils import epath
 from jax.sharding import Mesh
 
+from icl_jax import mirror
 from icl_jax.config import (
     ConfigError,
     EvaluationConfig,
@@ -17,7 +18,7 @@ from icl_jax.config_tree import validate
 from icl_jax.evaluation.subject import Subject, open_subject, planned_subject
 from icl_jax.evaluation.task import Task, check_folder, read_finished, read_model, run_task
 from icl_jax.sharding import make_host_mesh
-from icl_jax.step_folder import OtherInputsError, alone_in, beside, write_json
+from icl_jax.step_folder import OtherInputsError, absolute, alone_in, beside, write_json
 
 # Task -> its module and class; imported when it is asked for.
 TASKS = {
@@ -45,48 +46,60 @@ def open_tasks(subject: Subject, config: EvaluationConfig) -> dict[str, Task]:
 
 
 def evaluate(
-    subject: Subject, config: EvaluationConfig, output: Path, mesh: Mesh, brief: bool = False
+    subject: Subject,
+    config: EvaluationConfig,
+    output: epath.PathLike,
+    mesh: Mesh,
+    brief: bool = False,
 ) -> dict:
     """Runs what is not yet done; prints each task's table, writes `output` and the same as .md.
 
     `brief`: the tables are not printed, for all of them come in one later.
     """
+    output = epath.Path(output)
     if output.suffix != ".json":
         raise ConfigError(f"--output must end in .json, got {output}")
     _check_call(config)
     tasks = open_tasks(subject, config)
     bootstrap = {"resamples": config.resamples, "seed": config.seed}
-    folder = output.with_suffix("")
+    place = output.with_suffix("")
+    folder = mirror.local_folder(place)
     with alone_in(folder):
-        _check_folders(subject, tasks, folder)  # all before the first one runs
+        mirror.pull(folder)
+        _check_folders(subject, tasks, folder, place)  # all before the first one runs
         for name, task in tasks.items():
             table = run_task(task, name, subject.identity, bootstrap, folder / name, mesh)
             if not brief:
                 print(f"\n{table}", flush=True)
             results = _write(subject, folder, output)
-    more = "" if brief else f"; line by line: {folder}/TASK/outputs.jsonl"
+    more = "" if brief else f"; line by line: {place}/TASK/outputs.jsonl"
     print(f"results: {output}{more}", flush=True)
     return results
 
 
-def _check_folders(subject: Subject, tasks: dict[str, Task], folder: Path) -> None:
-    """Stops where other tasks are of another model, or these were made from other inputs."""
+def _check_folders(
+    subject: Subject, tasks: dict[str, Task], folder: Path, place: epath.Path
+) -> None:
+    """Stops where other tasks are of another model, or these were made from other inputs.
+
+    `folder` is `place`, or its local copy.
+    """
     where = "evaluate into another file (icl_jax.evaluation.run --output=FILE.json)"
     for name in TASKS:
         file = folder / name / "inputs.json"
         if name not in tasks and file.exists() and read_model(folder / name) != subject.identity:
-            raise StageError(f"{folder / name} is of another model; delete it, or {where}")
+            raise StageError(f"{place / name} is of another model; delete it, or {where}")
     for name, task in tasks.items():
         try:
             check_folder(task, subject.identity, folder / name)
         except OtherInputsError as error:
             raise StageError(
-                f"{error.path} was made from other inputs ({error.differences}); undo the "
+                f"{place / name} was made from other inputs ({error.differences}); undo the "
                 f"difference, delete that folder, or {where}"
             ) from None
 
 
-def _write(subject: Subject, folder: Path, output: Path) -> dict:
+def _write(subject: Subject, folder: Path, output: epath.Path) -> dict:
     """All that is finished, also of earlier commands."""
     results, tables = {"model": {"path": subject.path, **subject.identity}}, ""
     for name in TASKS:
@@ -102,9 +115,9 @@ def _write(subject: Subject, folder: Path, output: Path) -> dict:
 def evaluate_run(
     config: ExperimentConfig,
     model: epath.PathLike,
-    output: Path | None = None,
+    output: epath.Path | None = None,
     brief: bool = False,
-) -> Path:
+) -> epath.Path:
     """The stage `evaluate`: the last checkpoint of a run, or a model folder; where results are."""
     validate(config)
     _check_call(config.evaluation)
@@ -140,13 +153,13 @@ def check_before_training(config: ExperimentConfig, workdir: epath.Path) -> None
     open_tasks(planned_subject(config, workdir), config.evaluation)
 
 
-def default_output(subject: Subject) -> Path:
+def default_output(subject: Subject) -> epath.Path:
     """Where results go if the user names no file."""
     if subject.kind == "run":
-        checkpoint = subject.network.parent
+        checkpoint = epath.Path(subject.network).parent
         name = checkpoint.name + ("-ema" if subject.ema else "")
         return checkpoint.parent.parent / "evaluation" / f"{name}.json"
-    return Path("evaluation") / f"{Path(subject.path).resolve().name}.json"
+    return epath.Path("evaluation") / f"{absolute(subject.path).name}.json"
 
 
 def _check_call(config: EvaluationConfig) -> None:

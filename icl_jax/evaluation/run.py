@@ -4,13 +4,13 @@ Run: python -m icl_jax.evaluation.run --model=FOLDER --tasks=sts,nq_open,glue --
          [--output=FILE.json] [--tokenizer=FOLDER] [--evaluation.FIELD=value ...]
 
 FOLDER is a run's workdir, WORKDIR/checkpoints/STEP, a Hugging Face folder or one of
-sentence-transformers. FILE.json gets the results, FILE.md the same for people, and
-FILE/TASK/outputs.jsonl one line for each question, pair or document, from which every number is
-computed. Killed anywhere, the same command goes on.
+sentence-transformers; it and FILE.json may be URLs (gs://...), --data is a local folder. FILE.json
+gets the results, FILE.md the same for people, and FILE/TASK/outputs.jsonl one line for each
+question, pair or document, from which every number is computed. Killed anywhere, the same command
+goes on.
 """
 
 from collections.abc import Sequence
-from pathlib import Path
 import sys
 
 from absl import app, flags
@@ -61,7 +61,7 @@ def main(argv: Sequence[str]) -> None:
         from icl_jax.sharding import make_mesh
 
         subject = open_subject(given.model, config.tokenizer, config.ema)
-        output = Path(given.output) if given.output else default_output(subject)
+        output = given.output or default_output(subject)
         evaluate(subject, config, output, make_mesh(MeshConfig()))
     except (ConfigError, StageError) as error:
         stop(str(error))

@@ -5,12 +5,12 @@ What it is and which tokenizer it has is known before any of its weights are rea
 
 import dataclasses
 import functools
-from pathlib import Path
 
 from etils import epath
 from jax.sharding import Mesh
 import numpy as np
 
+from icl_jax import mirror
 from icl_jax.config import ConfigError, ExperimentConfig, GPTConfig, RobertaConfig
 from icl_jax.config_tree import to_dict
 from icl_jax.corpus import tokenizers
@@ -21,7 +21,7 @@ from icl_jax.example_design.gain_inputs import model_checksum
 from icl_jax.models import GPT, Roberta, huggingface
 from icl_jax.models.huggingface import read_json
 from icl_jax.retrieval.design_folders import design_workdir
-from icl_jax.storage import is_remote
+from icl_jax.storage import files_below
 from icl_jax.training import checkpoint
 from icl_jax.training.checks import is_huggingface
 
@@ -32,7 +32,7 @@ class Subject:
 
     path: str  # as the user gave it
     kind: str  # run, model folder or sentence-transformers
-    network: Path  # the folder of the weights
+    network: epath.PathLike  # the folder of the weights
     config: GPTConfig | RobertaConfig
     tokenizer: Tokenizer
     identity: dict  # JSON: what tells it from other models
@@ -65,13 +65,13 @@ class Subject:
         """Whether it predicts masked tokens and not the next one."""
         return isinstance(self.config, RobertaConfig)
 
-    def own_workdir(self, field: str) -> Path:
+    def own_workdir(self, field: str) -> epath.Path:
         """The workdir with a run's design; other models have none: `field` takes another source."""
         if self.kind != "run":
             raise ConfigError(
                 f"{self.path} is no run with a design of its own; name another in {field}"
             )
-        return Path(design_workdir(self.network.parents[2]))
+        return design_workdir(epath.Path(self.network).parents[2])
 
     def load(self, mesh: Mesh) -> GPT | Roberta:
         """The model itself, on the shards of `mesh`; read once."""
@@ -90,21 +90,19 @@ def open_subject(path: str, tokenizer: str = "", ema: bool = False) -> Subject:
         "expected a run's workdir, WORKDIR/checkpoints/STEP, or a Hugging Face or "
         "sentence-transformers folder"
     )
-    if is_remote(path):
-        raise ConfigError(f"{path}: expected a local path; copy the model here first")
-    if not Path(path).exists():
+    if not epath.Path(path).exists():
         raise ConfigError(f"there is no model at {path}; {expected}")
     if (epath.Path(path) / "modules.json").exists():
-        kind = "sentence-transformers"
-        network = Path(path) / read_json(Path(path) / "modules.json", list)[0].get("path", "")
+        kind, folder = "sentence-transformers", mirror.fetched(path)
+        network = folder / read_json(folder / "modules.json", list)[0].get("path", "")
     elif is_huggingface(path):
-        kind, network = "model folder", Path(path)
+        kind, network = "model folder", mirror.fetched(path)
     else:
         try:
             folder, step = checkpoint.find(path)
         except ConfigError as error:
             raise ConfigError(f"{error}; {expected}") from None
-        return _open_run(path, Path(folder), step, tokenizer, ema)
+        return _open_run(path, folder, step, tokenizer, ema)
     if ema:
         raise ConfigError(f"{path} is a {kind}, which has no moving average of its weights")
     config = huggingface.read_config(network)
@@ -114,7 +112,7 @@ def open_subject(path: str, tokenizer: str = "", ema: bool = False) -> Subject:
     return _checked(Subject(path, kind, network, config, found, identity))
 
 
-def _open_run(path: str, checkpoints: Path, step: int, tokenizer: str, ema: bool) -> Subject:
+def _open_run(path: str, checkpoints: epath.Path, step: int, tokenizer: str, ema: bool) -> Subject:
     config = checkpoint.read_config(path)
     if ema and not config.training.ema_decay:
         raise ConfigError(f"{path} keeps no moving average of its weights (training.ema_decay)")
@@ -125,7 +123,7 @@ def _open_run(path: str, checkpoints: Path, step: int, tokenizer: str, ema: bool
         )
     found = open_tokenizer(tokenizer or _tokenizer_of_run(path, checkpoints.parent, config))
     network = checkpoints / str(step) / ("ema" if ema else "params")
-    checksum = files_checksum(file for file in network.rglob("*") if file.is_file())
+    checksum = files_checksum(files_below(network))
     identity = {"kind": "run", "step": step, "ema": ema, "checksum": checksum}
     identity |= {"model": to_dict(config.model), "tokenizer": found.fingerprint}
     return _checked(Subject(path, "run", network, config.model, found, identity, ema))
@@ -134,17 +132,18 @@ def _open_run(path: str, checkpoints: Path, step: int, tokenizer: str, ema: bool
 def planned_subject(config: ExperimentConfig, workdir: epath.Path) -> Subject:
     """What a run will be evaluated as, before it is trained; it cannot be loaded."""
     folder = config.evaluation.tokenizer or _tokenizer_of_run(str(workdir), workdir, config)
-    network = Path(workdir) / "checkpoints" / str(config.training.steps) / "params"
+    network = epath.Path(workdir) / "checkpoints" / str(config.training.steps) / "params"
     tokenizer = open_tokenizer(folder)
     return _checked(Subject(str(workdir), "run", network, config.model, tokenizer, {}))
 
 
 def open_tokenizer(folder: str) -> Tokenizer:
     """The tokenizer that a design stage made, or a published one."""
-    if (Path(folder) / "special_ids.json").exists():
-        return Tokenizer.open(Path(folder))
+    local = mirror.fetched(folder)
+    if (local / "special_ids.json").exists():
+        return Tokenizer.open(local)
     try:
-        return tokenizers.load(folder)
+        return tokenizers.load(local)
     except ConfigError as error:
         raise ConfigError(str(error).replace("design.tokenizer.folder", "tokenizer")) from None
 

@@ -9,10 +9,13 @@ import json
 from pathlib import Path
 from typing import Protocol
 
+from etils import epath
 from jax.sharding import Mesh
 
+from icl_jax import mirror
 from icl_jax.parallel import progress_bar
 from icl_jax.step_folder import StepFolder, beside, read_inputs, read_results, write_json
+from icl_jax.storage import read_text
 
 ROWS, TABLE = "outputs.jsonl", "table.md"
 
@@ -72,9 +75,9 @@ def read_model(folder: Path) -> dict:
     return read_inputs(folder)["model"]
 
 
-def read_rows(folder: Path) -> list[dict]:
+def read_rows(folder: epath.PathLike) -> list[dict]:
     """The rows of a complete task."""
-    lines = (folder / ROWS).read_text().split("\n")  # not splitlines: text may hold others
+    lines = read_text(epath.Path(folder) / ROWS).split("\n")  # not splitlines: text may hold others
     return [json.loads(line) for line in lines if line]
 
 
@@ -82,7 +85,7 @@ def _make_rows(task: Task, name: str, folder: Path, mesh: Mesh) -> list[dict]:
     if not (folder / ROWS).exists():
         _make_parts(task, name, folder, mesh)
     for part in folder.glob("part-*.jsonl"):  # also those of a run that was killed just here
-        part.unlink()
+        mirror.remove(part)
     return read_rows(folder)
 
 

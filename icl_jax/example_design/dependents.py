@@ -5,6 +5,7 @@ from pathlib import Path
 
 from icl_jax.config import StageError
 from icl_jax.example_design.arms import ARMS, NEED_NEIGHBOURS, STRATEGIES
+from icl_jax.mirror import shown
 from icl_jax.retrieval.design_folders import DesignFolders
 from icl_jax.step_folder import OtherInputsError
 
@@ -14,10 +15,12 @@ _SEARCH = ("encoder", "corpus_vectors", "query_vectors", "neighbours_*", "neighb
 
 def explain_all(error: OtherInputsError, folders: DesignFolders) -> StageError:
     """The same refusal with all folders that the other inputs make useless, not one at a time."""
-    useless = [str(path) for path in made_from(error.path, folders)]
+    place = shown(error.path)
+    useless = " ".join(shown(path) for path in made_from(error.path, folders))
+    delete = "gcloud storage rm -r" if place.startswith("gs://") else "rm -r"
     return StageError(
-        f"{error.path} was made from other inputs ({error.differences}); choose another --workdir, "
-        f"undo the difference, or delete it with what was made from it: rm -r {' '.join(useless)}"
+        f"{place} was made from other inputs ({error.differences}); choose another --workdir, "
+        f"undo the difference, or delete it with what was made from it: {delete} {useless}"
     )
 
 

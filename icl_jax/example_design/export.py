@@ -42,6 +42,7 @@ from icl_jax.example_design.packing import pack_rows
 from icl_jax.parallel import progress_bar
 from icl_jax.retrieval.design_folders import DesignFolders
 from icl_jax.step_folder import beside, read_inputs, read_results
+from icl_jax.storage import is_remote
 
 RULES = ("eos", "segments", "rows")
 
@@ -58,7 +59,7 @@ def main(argv: list[str] | None = None) -> None:
     parser.add_argument("--row_length", required=True, type=int, help="tokens the trainer takes")
     args = parser.parse_args(argv)
     try:
-        counts = export(args.workdir, args.arm, Path(args.to), args.rules, args.row_length)
+        counts = export(args.workdir, args.arm, args.to, args.rules, args.row_length)
     except (ConfigError, StageError) as error:
         sys.exit(f"error: {error}")
     print(
@@ -68,10 +69,11 @@ def main(argv: list[str] | None = None) -> None:
     )
 
 
-def export(workdir: str, arm: str, to: Path, rules: str, row_length: int) -> dict:
+def export(workdir: str, arm: str, to: str | Path, rules: str, row_length: int) -> dict:
     """Writes the folder `to`, whole or not at all; how many groups, rows and tokens it has."""
     folder = arm_folder(workdir, arm)
     _check(folder, arm, to, row_length)
+    to = Path(to)
     tokenizer = Tokenizer.open(DesignFolders(workdir).tokenizer)
     partial = to.with_name(f"{to.name}.partial")
     shutil.rmtree(partial, ignore_errors=True)  # of an export that was killed
@@ -107,7 +109,7 @@ def read_groups(shard: epath.Path) -> Iterator[np.ndarray]:
         yield from np.split(features["tokens"].astype(np.int32), starts)
 
 
-def _check(folder: epath.Path, arm: str, to: Path, row_length: int) -> None:
+def _check(folder: epath.Path, arm: str, to: str | Path, row_length: int) -> None:
     if read_inputs(folder)["layout"] == "in_batch":
         raise StageError(
             f"the arm {arm} keeps a group's sentences together in a batch, which other trainers "
@@ -120,6 +122,9 @@ def _check(folder: epath.Path, arm: str, to: Path, row_length: int) -> None:
             f"--row_length must be at least {longest}, the tokens of the longest group of {arm}, "
             f"got {row_length}; a longer row also holds several groups"
         )
+    if is_remote(to):
+        raise StageError(f"--to must be a local folder, got {to}; copy it from there afterwards")
+    to = Path(to)
     if to.exists() and (not to.is_dir() or any(to.iterdir())):
         raise StageError(f"--to must be a new or an empty folder, got {to}, which is not empty")
 

@@ -1,7 +1,5 @@
 """The stage `evaluate` of an experiment with branches: every one, then all of them compared."""
 
-from pathlib import Path
-
 from etils import epath
 
 from icl_jax.config import ConfigError, ExperimentConfig, StageError
@@ -32,19 +30,19 @@ def evaluate_branches(config: ExperimentConfig, workdir: epath.Path) -> None:
         return
     reference = next(arm for arm in evaluations if arm.startswith(config.branches.reference))
     resamples = config.evaluation.resamples
-    comparison = compare(evaluations, reference, Path(workdir) / "comparison", resamples)
-    write_report(comparison, Path(workdir))
+    comparison = compare(evaluations, reference, workdir / "comparison", resamples)
+    write_report(comparison, workdir)
 
 
-def evaluate_each(config: ExperimentConfig, workdir: epath.Path) -> dict[str, list[Path]]:
+def evaluate_each(config: ExperimentConfig, workdir: epath.Path) -> dict[str, list[epath.Path]]:
     """Arm -> the results of its seeds; arms with several learning rates count as several."""
     trunk = Branch(TRUNK, TRUNK, config, epath.Path(trunk_checkpoint(config, workdir)))
     models = [trunk, *plan_branches(config, workdir)]
     models = [model for arm in config.branches.arms for model in models if model.arm == arm]
     _require_trained(config, workdir, models)
-    found: dict[str, list[Path]] = {_without_seed(model): [] for model in models}
+    found: dict[str, list[epath.Path]] = {_without_seed(model): [] for model in models}
     for model in one_by_one(models, "evaluating"):
-        output = Path(workdir) / "evaluation" / "trunk.json" if model.arm == TRUNK else None
+        output = workdir / "evaluation" / "trunk.json" if model.arm == TRUNK else None
         brief = len(found) > 1  # then all are compared
         path = evaluate_run(model.config, model.workdir, output, brief)
         found[_without_seed(model)].append(path)

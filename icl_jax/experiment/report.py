@@ -1,6 +1,6 @@
 """The report of an experiment with branches: main numbers, a table to read, a figure to show."""
 
-from pathlib import Path
+from etils import epath
 
 from icl_jax.evaluation.bootstrap import FEW_ITEMS
 from icl_jax.evaluation.compare_metrics import SHARE
@@ -20,7 +20,7 @@ from icl_jax.experiment.report_sentences import say_what_was_seen, say_where_to_
 from icl_jax.step_folder import beside, write_json
 
 
-def write_report(comparison: dict, workdir: Path) -> None:
+def write_report(comparison: dict, workdir: epath.Path) -> None:
     """Prints what was found, and writes WORKDIR/comparison.json, .md, .png and .svg.
 
     `comparison` is what `compare` returned; WORKDIR/comparison has all of its metrics and tests.
@@ -38,7 +38,7 @@ def write_report(comparison: dict, workdir: Path) -> None:
     print(f"\n{text}\n\nwritten: {workdir}/comparison.md, .json, .png, .svg", flush=True)
 
 
-def make_text(comparison: dict, workdir: Path) -> str:
+def make_text(comparison: dict, workdir: epath.Path) -> str:
     """What was found, then where to look next."""
     where = say_where_to_look(comparison, workdir, headlines(comparison)[0].task)
     return f"{make_findings(comparison)}\n\n{where}"

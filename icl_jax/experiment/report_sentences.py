@@ -1,7 +1,8 @@
 """What a comparison shows, said in sentences: computed from its numbers, whatever they are."""
 
-from pathlib import Path
 import shlex
+
+from etils import epath
 
 from icl_jax.evaluation.compare_table import show_p
 from icl_jax.evaluation.compare_verdict import LEVEL
@@ -12,7 +13,7 @@ from icl_jax.experiment.report_numbers import (
     show_right,
     show_value,
 )
-from icl_jax.retrieval.design_folders import DesignFolders
+from icl_jax.step_folder import absolute
 
 
 def say_what_was_seen(comparison: dict, headline: Headline) -> str:
@@ -32,19 +33,19 @@ def say_what_was_seen(comparison: dict, headline: Headline) -> str:
     return f"{'; '.join(parts)}."
 
 
-def say_where_to_look(comparison: dict, workdir: Path, task: str) -> str:
+def say_where_to_look(comparison: dict, workdir: epath.Path, task: str) -> str:
     """One sentence: an example, the design as a whole, and what the reference answered."""
-    reference, folders, places = comparison["reference"], DesignFolders(workdir), []
+    reference, design, places = comparison["reference"], workdir / "design", []
     arm = reference.partition("-rate")[0]
-    if (folders.arms / arm / "results.json").exists():
+    if (design / "arms" / arm / "results.json").exists():
         command = ["python", "-m", "icl_jax.example_design.explain", f"--workdir={workdir}"]
         command = shlex.join([*command, f"--arm={arm}", "--index=1"])
         places.append(f"at an example of {arm} (`{command}`)")
-    if folders.card.exists():
-        places.append(f"at all arms side by side in {folders.card}")
-    outputs = Path(comparison["evaluations"][reference][0]) / task / "outputs.jsonl"
-    if outputs.is_relative_to(workdir.resolve()):  # as the user named the workdir
-        outputs = workdir / outputs.relative_to(workdir.resolve())
+    if (design / "card.html").exists():
+        places.append(f"at all arms side by side in {design / 'card.html'}")
+    outputs = epath.Path(comparison["evaluations"][reference][0]) / task / "outputs.jsonl"
+    if outputs.is_relative_to(absolute(workdir)):  # as the user named the workdir
+        outputs = workdir / outputs.relative_to(absolute(workdir))
     words = "the answers" if task == "nq_open" else "every single result"
     places.append(f"at {words} of {reference} in {outputs}")
     return f"Look next {_join(places)}."

@@ -1,7 +1,6 @@
 """The rounds of an experiment as configs: where each begins, what it searches with, its runs."""
 
 import dataclasses
-from pathlib import Path
 from typing import NamedTuple
 
 from etils import epath
@@ -9,7 +8,7 @@ from etils import epath
 from icl_jax.config import EvaluationConfig, ExperimentConfig, TrainingConfig
 from icl_jax.example_design.arms import PREFIX, arm_folder, is_arm
 from icl_jax.experiment.branches import Branch, plan_branches, trunk_config
-from icl_jax.retrieval.design_folders import BRANCHES, DesignFolders
+from icl_jax.retrieval.design_folders import BRANCHES
 
 UNCHANGED = "unchanged"  # the arm that goes on with the examples of the round before
 
@@ -66,9 +65,9 @@ def later_round(first: Round, before: Round, threshold: float) -> Round:
     )
 
 
-def encoder_folder(workdir: epath.Path) -> Path:
+def encoder_folder(workdir: epath.Path) -> epath.Path:
     """Where the model lies that a round searches with."""
-    return Path(workdir) / "encoder"
+    return workdir / "encoder"
 
 
 def unchanged_branches(own: Round, before: Round) -> list[Branch]:
@@ -98,7 +97,7 @@ def _go_on(config: ExperimentConfig, before: Round) -> TrainingConfig:
 def _measure_as_first(evaluation: EvaluationConfig, workdir: epath.Path) -> EvaluationConfig:
     """What tasks would read of a run's own design they read of that of round 1."""
     gain, perplexity = evaluation.neighbour_gain, evaluation.perplexity
-    arms = DesignFolders(workdir).arms
+    arms = workdir / "design" / "arms"
     records = tuple(
         str(arms / source.removeprefix(PREFIX)) if is_arm(source) else source
         for source in perplexity.records

@@ -9,8 +9,10 @@ import dataclasses
 import os
 from pathlib import Path
 
+from etils import epath
 import numpy as np
 
+from icl_jax import mirror
 from icl_jax.config import ExperimentConfig
 from icl_jax.corpus.sentence_table import SentenceTable
 from icl_jax.evaluation.subject import open_subject
@@ -27,39 +29,48 @@ from icl_jax.retrieval.selection import Selection
 from icl_jax.retrieval.signatures import load_signatures
 from icl_jax.sharding import make_host_mesh
 from icl_jax.step_folder import StepFolder, read_inputs
+from icl_jax.storage import is_remote
 
 _SAMPLE = 5000  # queries that the threshold is chosen on
 _DIGITS = 6  # of the threshold
 
 
-def export_encoder(run: str, folder: Path, config: ExperimentConfig) -> None:
+def export_encoder(run: str, to: epath.Path, config: ExperimentConfig) -> None:
     """Writes the model of a run as a model folder with its tokenizer; as it was evaluated."""
     subject = open_subject(run, config.evaluation.tokenizer, config.evaluation.ema)
+    folder = mirror.local_folder(to)
     step = StepFolder(folder, subject.identity)
     if step.results is None:
         print(f"the encoder: {run}, step {subject.identity['step']}", flush=True)
         for left in (folder / "config.json", *folder.glob("*.safetensors*")):  # of a killed run
-            left.unlink(missing_ok=True)
+            mirror.remove(left)
         huggingface.save(subject.load(make_host_mesh(config.mesh)), folder)
         subject.tokenizer.save(folder)
         step.complete({"run": run, "step": subject.identity["step"]})
 
 
-def link_steps(first: Path, own: Path) -> None:
-    """The steps of the design of `first` that no encoder changes become those of `own` too."""
-    folders, to = DesignFolders(first), DesignFolders(own).path
+def share_steps(first: epath.Path, own: epath.Path) -> None:
+    """The steps of the design of `first` that no encoder changes become those of `own` too.
+
+    By a link on a disk; in a bucket, which has none, by a copy that the bucket makes.
+    """
+    folders, to = DesignFolders(first), own / "design"
     signatures = SearchFolders(folders.neighbours).signatures.parent
     anew = {*made_from(folders.encoder, folders)} - {signatures}
     steps = [*folders.path.iterdir(), *folders.groups.iterdir(), *folders.arms.iterdir()]
     for step in sorted(steps):
         complete = step == signatures or (step / "results.json").exists()
-        link = to / step.relative_to(folders.path)
-        if complete and step not in anew and not link.exists():
+        name = step.relative_to(folders.path)
+        if not complete or step in anew:
+            continue
+        if is_remote(own):
+            mirror.copy(f"{first}/design/{name}", f"{to}/{name}")
+        elif not (link := Path(to / name)).exists():
             link.parent.mkdir(parents=True, exist_ok=True)
             link.symlink_to(os.path.relpath(step.resolve(), link.parent.resolve()))
 
 
-def find_threshold(config: ExperimentConfig, workdir: Path, wanted: float) -> float:
+def find_threshold(config: ExperimentConfig, workdir: epath.Path, wanted: float) -> float:
     """The cosine above which sentences have `wanted` neighbours on average, from a sample.
 
     Sentences are embedded and indexed for it as the design will find them.
@@ -70,7 +81,7 @@ def find_threshold(config: ExperimentConfig, workdir: Path, wanted: float) -> fl
     folder = DesignFolders(workdir).neighbours
     origin = read_inputs(SearchFolders(folder).pool)
     inputs = {**origin, "search": rules, "mean_neighbours": wanted, "seed": config.seed}
-    step = StepFolder(threshold_folder(workdir), inputs)
+    step = StepFolder(mirror.local_folder(threshold_folder(workdir)), inputs)
     if step.results is None:
         found = ask(search, folder, inputs, _sample, config.seed)
         threshold = choose_threshold(found, wanted)
@@ -84,14 +95,7 @@ def find_threshold(config: ExperimentConfig, workdir: Path, wanted: float) -> fl
     return step.results["min_similarity"]
 
 
-def _sample(search: Search, seed: int) -> np.ndarray:
-    """The cosines of the neighbours of random queries, whatever they are."""
-    count = len(search.query_vectors)
-    drawn = np.random.RandomState([seed, 4]).permutation(count)[:_SAMPLE]
-    return search.nearest(np.sort(drawn), -np.inf).similarities
-
-
-def threshold_folder(workdir: Path) -> Path:
+def threshold_folder(workdir: epath.Path) -> epath.Path:
     """Where a round keeps the threshold that was found for it."""
     return workdir / "threshold"
 
@@ -109,7 +113,14 @@ def choose_threshold(similarities: np.ndarray, wanted: float) -> float:
     return min(1.0, max(-1.0, round((above + pairs[count]) / 2, _DIGITS)))
 
 
-def _open_search(config: ExperimentConfig, workdir: Path) -> Search:
+def _sample(search: Search, seed: int) -> np.ndarray:
+    """The cosines of the neighbours of random queries, whatever they are."""
+    count = len(search.query_vectors)
+    drawn = np.random.RandomState([seed, 4]).permutation(count)[:_SAMPLE]
+    return search.nearest(np.sort(drawn), -np.inf).similarities
+
+
+def _open_search(config: ExperimentConfig, workdir: epath.Path) -> Search:
     """The search that the design will make, over vectors that are made here."""
     design, folders, mesh = config.design, DesignFolders(workdir), make_host_mesh(config.mesh)
     runner, settings = folders.runner(design), design.search

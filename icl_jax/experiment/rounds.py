@@ -8,10 +8,10 @@ before: it is trained as long, so what the reference has over it comes of the ne
 
 from collections.abc import Sequence
 import json
-from pathlib import Path
 
 from etils import epath
 
+from icl_jax import mirror
 from icl_jax.config import ConfigError, ExperimentConfig
 from icl_jax.config_tree import to_dict, validate
 from icl_jax.corpus.files import describe_files
@@ -35,7 +35,7 @@ from icl_jax.experiment.round_config import (
 from icl_jax.experiment.round_search import (
     export_encoder,
     find_threshold,
-    link_steps,
+    share_steps,
     threshold_folder,
 )
 from icl_jax.experiment.rounds_report import report_rounds, show_rounds
@@ -45,7 +45,7 @@ from icl_jax.parallel_hosts import by_leader
 from icl_jax.retrieval.design_folders import DesignFolders
 from icl_jax.retrieval.neighbours import Neighbours
 from icl_jax.step_folder import alone_in, read_results, write_json
-from icl_jax.storage import is_remote
+from icl_jax.storage import read_text
 from icl_jax.training.train import train
 
 NEEDED = ("design", "train", "evaluate")
@@ -56,7 +56,7 @@ def run_rounds(config: ExperimentConfig, workdir: epath.Path, stages: Sequence[s
 
     Writes WORKDIR/rounds.json, .md and .png. WORKDIR/rounds/NUMBER/round.json ends a round.
     """
-    by_leader(_check, config, workdir, stages)
+    by_leader(_check, config, stages)
     first = first_round(config, workdir)
     if "check" in stages:
         run_stages(first.config, workdir, ["check"])
@@ -76,7 +76,7 @@ def run_rounds(config: ExperimentConfig, workdir: epath.Path, stages: Sequence[s
         by_leader(show_rounds, workdir, config.rounds)
 
 
-def _check(config: ExperimentConfig, workdir: epath.Path, stages: Sequence[str]) -> None:
+def _check(config: ExperimentConfig, stages: Sequence[str]) -> None:
     """Stops on what would stop a later round; the stages of round 1 look at all else."""
     validate(config)
     branches, found = config.branches, []
@@ -103,8 +103,6 @@ def _check(config: ExperimentConfig, workdir: epath.Path, stages: Sequence[str])
             "would not run; leave out --stages, and name a corpus (design.corpus.files) and what "
             "is measured (evaluation.tasks), or set rounds to 1"
         )
-    if is_remote(workdir):
-        found.append(f"every round designs, so --workdir must be a local folder, got {workdir}")
     try:
         huggingface_format.write_config(config.model)
     except ValueError as error:
@@ -122,19 +120,18 @@ def _has_neighbours(arm: str) -> bool:
 
 def _find(first: Round, before: Round | None, number: int) -> Round | None:
     """A round that is complete for the same config and files; None if it is not."""
-    own = first
+    own, folder = first, round_folder(first.workdir, number)
     if before is not None:
-        chosen = read_results(threshold_folder(Path(round_folder(first.workdir, number))))
+        chosen = read_results(threshold_folder(folder))
         if chosen is None:
             return None
         own = later_round(first, before, chosen["min_similarity"])
-    file = Path(round_folder(first.workdir, number)) / "round.json"
-    compared = Path(own.workdir) / "comparison" / "comparison.json"
+    file, compared = folder / "round.json", own.workdir / "comparison" / "comparison.json"
     if not file.exists() or not compared.exists():
         return None
-    held, seeds = json.loads(file.read_text()), json.loads(compared.read_text())["evaluations"]
-    evaluations = [f"{folder}.json" for folders in seeds.values() for folder in folders]
-    needed = [Path(own.workdir) / "comparison.json", *map(Path, evaluations)]
+    held, seeds = json.loads(read_text(file)), json.loads(read_text(compared))["evaluations"]
+    evaluations = [f"{place}.json" for places in seeds.values() for place in places]
+    needed = [own.workdir / "comparison.json", *map(epath.Path, evaluations)]
     same = all(held[name] == value for name, value in _made_from(own).items())
     return own if same and all(path.exists() for path in needed) else None
 
@@ -153,12 +150,12 @@ def _made_from(own: Round) -> dict:
 def _prepare(first: Round, before: Round) -> Round:
     """The next round, up to what its design needs: the encoder, the sentences, the threshold."""
     unknown = later_round(first, before, threshold=-1.0)
-    workdir = Path(unknown.workdir)
+    workdir = unknown.workdir
     wanted = read_results(DesignFolders(first.workdir).neighbours)["mean_neighbours"]
-    with alone_in(workdir):
+    with alone_in(mirror.local_folder(workdir)):
         run = str(before.references[0].workdir)
         export_encoder(run, encoder_folder(workdir), first.config)
-        link_steps(Path(first.workdir), workdir)
+        share_steps(first.workdir, workdir)
         threshold = find_threshold(unknown.config, workdir, wanted)
     return later_round(first, before, threshold)
 
@@ -183,8 +180,9 @@ def _compare(own: Round, unchanged: Sequence[Branch]) -> None:
         for branch in one_by_one(unchanged, "evaluating")
     ]
     reference = next(a for a in evaluations if a.startswith(own.config.branches.reference))
-    folder, resamples = Path(own.workdir), own.config.evaluation.resamples
-    write_report(compare(evaluations, reference, folder / "comparison", resamples), folder)
+    resamples = own.config.evaluation.resamples
+    compared = compare(evaluations, reference, own.workdir / "comparison", resamples)
+    write_report(compared, own.workdir)
 
 
 def _complete(own: Round, before: Round | None, workdir: epath.Path) -> None:
@@ -195,7 +193,7 @@ def _complete(own: Round, before: Round | None, workdir: epath.Path) -> None:
     if before is not None:
         held = Neighbours.open(DesignFolders(before.workdir).neighbours)
         overlap = compare_neighbours(held, neighbours)
-    folder = Path(round_folder(workdir, own.number))
+    folder = round_folder(workdir, own.number)
     folder.mkdir(parents=True, exist_ok=True)
     found = neighbours.results
     write_json(

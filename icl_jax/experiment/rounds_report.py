@@ -1,7 +1,6 @@
 """What the rounds of an experiment came to: one table, one figure, and the numbers."""
 
 import json
-from pathlib import Path
 
 from etils import epath
 
@@ -18,6 +17,7 @@ from icl_jax.experiment.report_numbers import (
 from icl_jax.experiment.round_config import UNCHANGED, round_folder
 from icl_jax.experiment.rounds_figure import draw_rounds
 from icl_jax.step_folder import beside, write_json
+from icl_jax.storage import read_text
 
 _MISSING = "-"
 
@@ -25,9 +25,9 @@ _MISSING = "-"
 def report_rounds(workdir: epath.Path, count: int) -> None:
     """Prints the table of the first `count` rounds; writes WORKDIR/rounds.json, .md and .png."""
     rounds = [_read(workdir, number) for number in range(1, count + 1)]
-    between = _compare_rounds(rounds, Path(workdir)) if count > 1 else None
+    between = _compare_rounds(rounds, workdir) if count > 1 else None
     text = make_table(rounds, between)
-    path = Path(workdir) / "rounds"
+    path = workdir / "rounds"
     write_json(path.with_suffix(".json"), make_summary(rounds, between))
     with beside(path.with_suffix(".png")) as partial:
         draw_rounds(rounds, partial)
@@ -38,13 +38,13 @@ def report_rounds(workdir: epath.Path, count: int) -> None:
 
 def show_rounds(workdir: epath.Path, count: int) -> None:
     """Prints what `report_rounds` found, which is made anew only where it is not there."""
-    path = Path(workdir) / "rounds"
+    path = workdir / "rounds"
     summary = path.with_suffix(".json")
-    if not summary.exists() or len(json.loads(summary.read_text())["rounds"]) != count:
+    if not summary.exists() or len(json.loads(read_text(summary))["rounds"]) != count:
         report_rounds(workdir, count)
         return
     rounds = [_read(workdir, number) for number in range(1, count + 1)]
-    between = json.loads((path / "comparison" / "comparison.json").read_text())
+    between = json.loads(read_text(path / "comparison" / "comparison.json"))
     print(f"\n{make_table(rounds, between)}\n\n{_note(rounds)}\n\nin: {path}.md, .json, .png")
 
 
@@ -93,16 +93,16 @@ def make_summary(rounds: list[dict], between: dict | None) -> dict:
 
 def _read(workdir: epath.Path, number: int) -> dict:
     """What a complete round says of itself, with the comparison of its arms."""
-    found = json.loads((Path(round_folder(workdir, number)) / "round.json").read_text())
-    file = Path(found["workdir"]) / "comparison" / "comparison.json"
-    return found | {"comparison": json.loads(file.read_text())}
+    found = json.loads(read_text(round_folder(workdir, number) / "round.json"))
+    file = epath.Path(found["workdir"]) / "comparison" / "comparison.json"
+    return found | {"comparison": json.loads(read_text(file))}
 
 
-def _compare_rounds(rounds: list[dict], workdir: Path) -> dict:
+def _compare_rounds(rounds: list[dict], workdir: epath.Path) -> dict:
     """The reference arms of all rounds, on the same items."""
     evaluations = {
         f"round {found['round']}": [
-            Path(f"{folder}.json")
+            epath.Path(f"{folder}.json")
             for folder in found["comparison"]["evaluations"][found["comparison"]["reference"]]
         ]
         for found in rounds

@@ -107,7 +107,7 @@ def _check_stages(config: ExperimentConfig, workdir: epath.Path, stages: Sequenc
     if "design" in stages and "train" in stages:
         _check_before_design(config, workdir)  # not after hours of designing
     if "evaluate" in stages:
-        _check_evaluation(config, workdir)
+        _check_evaluation(config)
 
 
 def _check_before_design(config: ExperimentConfig, workdir: epath.Path) -> None:
@@ -120,12 +120,7 @@ def _check_before_design(config: ExperimentConfig, workdir: epath.Path) -> None:
         check_before_design(_as_can_be_checked(branch, config), workdir)
 
 
-def _check_evaluation(config: ExperimentConfig, workdir: epath.Path) -> None:
-    if is_remote(workdir):
-        raise ConfigError(
-            f"the evaluate stage works on local files, but --workdir is {workdir}; leave it out "
-            "(--stages=design,train), copy the workdir here, and evaluate the copy"
-        )
+def _check_evaluation(config: ExperimentConfig) -> None:
     from icl_jax.evaluation.evaluate import check_before_design
     from icl_jax.experiment.comparison import check_trunk
 

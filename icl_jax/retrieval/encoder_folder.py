@@ -13,6 +13,7 @@ import numpy as np
 import safetensors.numpy
 from tokenizers import Tokenizer, normalizers
 
+from icl_jax import mirror
 from icl_jax.config import ConfigError, EncoderConfig
 from icl_jax.models import huggingface
 from icl_jax.models.huggingface import FolderError, read_json
@@ -49,7 +50,7 @@ class EncoderFolder:
 
 def read_encoder_folder(config: EncoderConfig) -> EncoderFolder:
     """Reads all that is small, and stops on whatever cannot be run."""
-    folder = Path(config.folder)
+    folder = mirror.fetched(config.folder)
     if not (folder / "modules.json").exists():
         return _read_network(folder, "model folder", config, {})
     modules = _read_modules(folder)

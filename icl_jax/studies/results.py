@@ -13,7 +13,8 @@ import json
 import os
 from pathlib import Path
 import re
-import shutil
+
+from etils import epath
 
 from icl_jax.config import ConfigError
 from icl_jax.evaluation.compare_table import show_p
@@ -21,11 +22,12 @@ from icl_jax.experiment.report import make_findings
 from icl_jax.experiment.report_numbers import headlines, main_metric, show_value
 from icl_jax.retrieval.show import ends_well
 from icl_jax.step_folder import beside
+from icl_jax.storage import read_bytes, read_text
 
 TITLE = re.compile(r"\A# .*\n+")
 
 
-def fill_page(page: Path, figures: Path, blocks: dict[str, list[Path]]) -> None:
+def fill_page(page: Path, figures: Path, blocks: dict[str, list[epath.Path]]) -> None:
     """Writes the page with its blocks made anew; those that are not given stay as they are."""
     text = page.read_text()
     for name, workdirs in blocks.items():
@@ -39,7 +41,7 @@ def fill_page(page: Path, figures: Path, blocks: dict[str, list[Path]]) -> None:
         if figure:
             figures.mkdir(exist_ok=True)
             with beside(file) as partial:
-                shutil.copyfile(figure, partial)
+                partial.write_bytes(read_bytes(figure))
         shown = f"]({os.path.relpath(file, page.parent)})"
         if figure and shown not in re.sub(pattern, "", text):
             made += f"\n\n![{name.replace('_', ' ')}{shown}"
@@ -48,7 +50,7 @@ def fill_page(page: Path, figures: Path, blocks: dict[str, list[Path]]) -> None:
         partial.write_text(text)
 
 
-def make_block(name: str, workdirs: list[Path]) -> tuple[str, Path | None]:
+def make_block(name: str, workdirs: list[epath.Path]) -> tuple[str, epath.Path | None]:
     """Tables and sentences of an experiment, or of several that differ in the seed; its figure.
 
     A workdir that has a page NAME.md of its own gives that.
@@ -58,20 +60,20 @@ def make_block(name: str, workdirs: list[Path]) -> tuple[str, Path | None]:
     (workdir,) = workdirs
     for told in (name, "rounds", "table1"):
         if (workdir / f"{told}.md").exists():
-            text = TITLE.sub("", (workdir / f"{told}.md").read_text()).strip()
+            text = TITLE.sub("", read_text(workdir / f"{told}.md")).strip()
             return re.sub(r"(?m)^!\[.*\n?", "", text).strip(), _if_there(workdir / f"{told}.png")
     return make_findings(_read(workdir), "###"), _if_there(workdir / "comparison.png")
 
 
-def _if_there(file: Path) -> Path | None:
+def _if_there(file: epath.Path) -> epath.Path | None:
     return file if file.exists() else None
 
 
-def _read(workdir: Path) -> dict:
+def _read(workdir: epath.Path) -> dict:
     file = workdir / "comparison" / "comparison.json"
     if not file.exists():
         raise ConfigError(f"{workdir} has no {file.name}; run its stage evaluate to the end")
-    return json.loads(file.read_text())
+    return json.loads(read_text(file))
 
 
 def _seeds_table(comparisons: list[dict]) -> str:
@@ -105,7 +107,7 @@ def main(argv: list[str] | None = None) -> None:
             name, equals, paths = entry.partition("=")
             if not (name and equals and paths):
                 raise ConfigError(f"expected NAME=WORKDIR[,WORKDIR...], got '{entry}'")
-            blocks[name] = [Path(path) for path in paths.split(",")]
+            blocks[name] = [epath.Path(path) for path in paths.split(",")]
         fill_page(args.page, args.figures, blocks)
         print(f"{args.page}: {', '.join(blocks)}")
 

@@ -5,9 +5,10 @@ A score is Spearman's correlation x 100 of a whole set, its subsets pooled.
 
 import csv
 import io
-from pathlib import Path
 import statistics
 from typing import NamedTuple
+
+from etils import epath
 
 from icl_jax.config_problems import STS_SETS
 from icl_jax.evaluation.compare_table import show_p
@@ -40,7 +41,7 @@ class Setting(NamedTuple):
 
     arm: str
     rate: float | None  # None: nothing was trained
-    results: list[Path]
+    results: list[epath.Path]
     seeds: list[dict[str, float]]  # set -> its score
 
     @property

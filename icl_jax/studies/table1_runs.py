@@ -1,7 +1,6 @@
 """The runs of table 1: made where they are not there, evaluated, and put into the table."""
 
 import json
-from pathlib import Path
 
 from etils import epath
 
@@ -13,6 +12,7 @@ from icl_jax.experiment.branches import has_trunk, plan_branches
 from icl_jax.experiment.comparison import check_trunk, evaluate_each
 from icl_jax.experiment.stages import run_stages
 from icl_jax.step_folder import beside, write_json
+from icl_jax.storage import read_text
 from icl_jax.studies.table1_report import (
     Setting,
     choose_rates,
@@ -30,7 +30,7 @@ def run_table1(config: ExperimentConfig, workdir: epath.Path) -> dict:
     # A design that is complete is looked at all the same: it may be of another corpus.
     run_stages(config, workdir, [*["design"] * bool(config.design.corpus.files), "train"])
     settings = read_settings(config, workdir, evaluate_each(config, workdir))
-    to, comparison = Path(workdir), None
+    to, comparison = workdir, None
     chosen = {setting.arm: setting.results for setting in choose_rates(settings)}
     if len(chosen) > 1:
         resamples = config.evaluation.resamples
@@ -66,7 +66,7 @@ def design_is_missing(config: ExperimentConfig, workdir: epath.Path) -> bool:
 
 
 def read_settings(
-    config: ExperimentConfig, workdir: epath.Path, evaluations: dict[str, list[Path]]
+    config: ExperimentConfig, workdir: epath.Path, evaluations: dict[str, list[epath.Path]]
 ) -> list[Setting]:
     """The scores of every arm and rate, of those sets that all of them have."""
     rates = {
@@ -74,7 +74,7 @@ def read_settings(
         for branch in plan_branches(config, workdir)
     }
     found = {
-        name: [scores_of(json.loads(path.read_text())["sts"]) for path in paths]
+        name: [scores_of(json.loads(read_text(path))["sts"]) for path in paths]
         for name, paths in evaluations.items()
     }
     every = [seed for seeds in found.values() for seed in seeds]

@@ -5,6 +5,7 @@ import dataclasses
 from etils import epath
 from jax.sharding import Mesh
 
+from icl_jax import mirror
 from icl_jax.config import ConfigError, ExperimentConfig, GPTConfig, RobertaConfig, StageError
 from icl_jax.config_tree import differences, find_problems, to_dict, type_problems
 from icl_jax.data import synthetic
@@ -155,7 +156,7 @@ def _start_problems(config: ExperimentConfig) -> list[str]:
         return []
     try:
         if is_huggingface(training.start_from):
-            theirs = huggingface.read_config(training.start_from)
+            theirs = huggingface.read_config(mirror.fetched(training.start_from))
             if training.start_with != "weights":
                 return ["training.start_with must be 'weights' for a Hugging Face folder"]
         else:

@@ -1,6 +1,8 @@
 """Writes the model of a run as a Hugging Face folder.
 
 Run: python -m icl_jax.training.export --run=WORKDIR --to=FOLDER [--ema]
+
+Both may be URLs (gs://...).
 """
 
 from collections.abc import Sequence
@@ -9,6 +11,7 @@ import sys
 from absl import app, flags
 from absl import logging as absl_logging
 
+from icl_jax import mirror
 from icl_jax.config import ConfigError, MeshConfig, StageError
 from icl_jax.models import huggingface
 from icl_jax.sharding import make_mesh
@@ -23,12 +26,14 @@ def main(argv: Sequence[str]) -> None:
     """Loads the latest checkpoint (or the one named) and saves its model."""
     del argv
     absl_logging.set_verbosity(absl_logging.ERROR)
+    folder = mirror.local_folder(_TO.value)
     try:
         mesh = make_mesh(MeshConfig(data=1, fsdp=-1, tensor=1))
         model = checkpoint.load_model(_RUN.value, mesh, ema=_EMA.value)
-        huggingface.save(model, _TO.value)
+        mirror.pull(folder)
+        huggingface.save(model, folder)
     except StageError as error:
-        sys.exit(f"error: {error}")
+        sys.exit(f"error: {error}".replace(str(folder), _TO.value))
     except ValueError as error:  # a ConfigError too
         hint = "" if isinstance(error, ConfigError) else "; train with what it can hold"
         sys.exit(f"error: {error}{hint}")

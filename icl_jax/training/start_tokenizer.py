@@ -9,6 +9,7 @@ from pathlib import Path
 
 from etils import epath
 
+from icl_jax import mirror
 from icl_jax.config import ConfigError, ExperimentConfig
 from icl_jax.corpus.tokenizers import Tokenizer, load
 from icl_jax.example_design.arms import is_arm
@@ -48,10 +49,8 @@ def planned_tokenizer_problems(config: ExperimentConfig) -> list[str]:
 
 def _folder_of_model(start: str) -> Path | None:
     """Where the tokenizer of a model folder, or of the design of a run, lies; None: nowhere."""
-    if is_remote(start):
-        return None
-    if any(all((Path(start) / name).exists() for name in names) for names in _FILES):
-        return Path(start)
+    if any(all((epath.Path(start) / name).exists() for name in names) for names in _FILES):
+        return mirror.fetched(start)
     try:
         folder, _ = checkpoint.find(start)
         return _folder_of_records(checkpoint.read_config(start).data.sources, folder.parent)

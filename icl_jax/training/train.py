@@ -10,6 +10,7 @@ from jax.experimental import multihost_utils
 from jax.sharding import Mesh
 import optax
 
+from icl_jax import mirror
 from icl_jax.config import ExperimentConfig, StoppedError
 from icl_jax.data.input_pipeline import Data, make_batches
 from icl_jax.models import abstract, huggingface
@@ -113,7 +114,7 @@ def start(config: ExperimentConfig, optimizer, mesh: Mesh, checkpoints) -> Train
         return checkpoint.restore_from(source, like)
     if is_huggingface(source):
         options = {name: getattr(config.model, name) for name in huggingface.OVERRIDES}
-        model = huggingface.load(source, mesh, **options)
+        model = huggingface.load(mirror.fetched(source), mesh, **options)
     else:
         model = checkpoint.load_model(source, mesh, config=config.model)
     return init_state(config, optimizer, mesh, model)

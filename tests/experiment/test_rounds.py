@@ -189,12 +189,6 @@ def test_what_would_stop_a_later_round_stops_the_first(tmp_path, fields, stages,
     assert not any(tmp_path.iterdir())
 
 
-def test_rounds_need_a_local_workdir(tmp_path):
-    config = small(tmp_path / "corpus.jsonl", tmp_path / "questions.jsonl")
-    with pytest.raises(ConfigError, match="local folder"):
-        run_rounds(config, epath.Path("gs://bucket/work"), STAGES)
-
-
 @pytest.fixture(scope="module")
 def two_rounds(tmp_path_factory):
     """(config, workdir) of two finished rounds, without the figures of the comparisons."""

@@ -169,14 +169,15 @@ def test_a_run_in_a_bucket_goes_on_to_the_same_losses_and_weights(gcs, tmp_path,
 
 
 COMMAND = (
-    sys.executable, "-m", "icl_jax.main", "--config=configs/tiny.py", "--stages=design,train",
+    sys.executable, "-m", "icl_jax.main", "--config=configs/tiny.py",
     "--config.design.corpus.files=gs://bucket/corpus/*.jsonl.gz",
     "--config.design.tokenizer.vocab_size=300", "--config.design.search.min_similarity=0.3",
     "--config.sequence_length=130", "--config.model.context_length=130", "--config.batch_size=8",
     f"--config.design.examples.arms=('{ARM}',)", f"--config.data.sources=('design:{ARM}',)",
     "--config.design.workers=2", "--config.design.shard_megabytes=0.005",
     "--config.training.steps=30", "--config.training.checkpoint_every=5",
-    "--config.training.log_every=1", "--config.evaluation.tasks=()",
+    "--config.training.log_every=1", "--config.evaluation.tasks=perplexity",
+    f"--config.evaluation.perplexity.records=('design:{ARM}',)",
 )  # fmt: skip
 
 
@@ -186,7 +187,7 @@ def pack_corpus(gcs, folder) -> None:
 
 
 @pytest.mark.slow
-def test_the_whole_command_killed_twice_gives_the_records_and_losses_of_a_disk(gcs, tmp_path):
+def test_the_whole_command_killed_in_every_stage_comes_to_what_it_does_on_a_disk(gcs, tmp_path):
     pack_corpus(gcs, tmp_path)
     environment = os.environ | {"XLA_FLAGS": "", "PYTHONWARNINGS": "ignore"}
 
@@ -200,6 +201,7 @@ def test_the_whole_command_killed_twice_gives_the_records_and_losses_of_a_disk(g
     for machine, there in (
         ("first", f"mine/design/arms/{ARM}/counts-00000.json"),
         ("second", "mine/checkpoints/10/commit_success.txt"),
+        ("third", "mine/evaluation/30/perplexity/inputs.json"),
     ):
         killed = begin(WORK, machine)
         while f"bucket/{there}" not in gcs.objects:
@@ -207,9 +209,11 @@ def test_the_whole_command_killed_twice_gives_the_records_and_losses_of_a_disk(g
             time.sleep(0.01)
         os.kill(killed.pid, signal.SIGKILL)
         killed.wait()
-    last = begin(WORK, "third")
+    last = begin(WORK, "fourth")
     assert last.wait() == 0, last.stdout.read().decode()
     assert objects_below(gcs, f"{WORK}/design") == files_below(tmp_path / "run" / "design")
     told = gcs.content(f"{WORK}/metrics.jsonl").decode()
     assert metrics_in(told) == metrics_in((tmp_path / "run" / "metrics.jsonl").read_text())
     assert len(told.splitlines()) == 30
+    rows = "evaluation/30/perplexity/outputs.jsonl"
+    assert gcs.content(f"{WORK}/{rows}") == (tmp_path / "run" / rows).read_bytes()

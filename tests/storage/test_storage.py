@@ -100,11 +100,6 @@ def test_a_client_that_is_not_installed_is_named_with_what_to_install(monkeypatc
         run_stages(ExperimentConfig(), epath.Path("gs://bucket/a"), ["train"])
 
 
-def test_the_evaluate_stage_says_before_all_else_that_it_needs_local_files(gcs):
-    with pytest.raises(ConfigError, match=f"works on local files, but --workdir is {FILE}; leave"):
-        run_stages(ExperimentConfig(), epath.Path(FILE), ["train", "evaluate"])
-
-
 @pytest.mark.parametrize("size", [1000, 6 << 20])  # at once, and in parts
 def test_an_upload_that_dies_half_way_leaves_nothing_and_is_sent_again(gcs, tmp_path, size):
     (tmp_path / "file").write_bytes(b"x" * size)
