@@ -1,7 +1,10 @@
 """The evaluation of one model on several tasks, and the stage `evaluate` of an experiment."""
 
+from collections.abc import Callable
+import dataclasses
 import importlib
 from pathlib import Path
+from types import ModuleType
 
 from etils import epath
 from jax.sharding import Mesh
@@ -19,6 +22,7 @@ from icl_jax.evaluation.subject import Subject, open_subject, planned_subject
 from icl_jax.evaluation.task import Task, check_folder, read_finished, read_model, run_task
 from icl_jax.sharding import make_host_mesh
 from icl_jax.step_folder import OtherInputsError, absolute, alone_in, beside, write_json
+from icl_jax.storage import is_remote
 
 # Task -> its module and class; imported when it is asked for.
 TASKS = {
@@ -28,21 +32,42 @@ TASKS = {
     "perplexity": ("perplexity", "Perplexity"),
     "neighbour_gain": ("neighbour_gain", "NeighbourGain"),
 }
+_DATA = ("sts", "sick", "nq_open", "glue")  # folders of `EvaluationConfig.data`
 
 
 def open_tasks(subject: Subject, config: EvaluationConfig) -> dict[str, Task]:
     """The tasks of a config, their data read and checked; stops with all that is wrong with any."""
-    tasks, found = {}, []
-    for name in config.tasks:
-        module, kind = TASKS[name]
-        module = importlib.import_module(f"icl_jax.evaluation.{module}")
-        try:
-            tasks[name] = getattr(module, kind)(subject, config)
-        except (ConfigError, StageError) as error:
-            found.append(f"{name}: {error}")
+
+    def open_task(name: str, module: ModuleType, config: EvaluationConfig) -> Task:
+        return getattr(module, TASKS[name][1])(subject, config)
+
+    tasks, found = _for_each(config, open_task)
     if found:
         raise ConfigError("; ".join(found))
     return tasks
+
+
+def _for_each(
+    config: EvaluationConfig, work: Callable[[str, ModuleType, EvaluationConfig], object]
+) -> tuple[dict[str, object], list[str]]:
+    """Each task's name, module and config given to `work`: what that returns, and its refusals.
+
+    Data at a URL are read from a local copy.
+    """
+    local, made, found = config, {}, []
+    if is_remote(config.data):
+        folder = mirror.local_folder(config.data)
+        for name in _DATA:
+            mirror.fetch(folder / name)
+        local = dataclasses.replace(config, data=str(folder))
+    for name in config.tasks:
+        module = importlib.import_module(f"icl_jax.evaluation.{TASKS[name][0]}")
+        try:
+            made[name] = work(name, module, local)
+        except (ConfigError, StageError) as error:
+            told = str(error).replace(local.data, config.data)  # as the user named it
+            found.append(f"{name}: {told}")
+    return made, found
 
 
 def evaluate(
@@ -132,16 +157,16 @@ def check_before_design(config: ExperimentConfig) -> None:
     """Stops on evaluation data that is wrong, days before it is needed."""
     validate(config)
     _check_call(config.evaluation)
-    found = []
+
+    def check(name: str, module: ModuleType, config: EvaluationConfig) -> None:
+        # What perplexity and neighbour_gain read may only be made by the design.
+        getattr(module, "check_data", lambda config: None)(config)
+
+    _, found = _for_each(config.evaluation, check)
     if "nq_open" in config.evaluation.tasks and not isinstance(config.model, GPTConfig):
-        found.append("nq_open: the model predicts masked tokens and cannot generate; train a GPT")
-    for name in config.evaluation.tasks:
-        module = importlib.import_module(f"icl_jax.evaluation.{TASKS[name][0]}")
-        try:
-            # What perplexity and neighbour_gain read may only be made by the design.
-            getattr(module, "check_data", lambda config: None)(config.evaluation)
-        except (ConfigError, StageError) as error:
-            found.append(f"{name}: {error}")
+        found.insert(
+            0, "nq_open: the model predicts masked tokens and cannot generate; train a GPT"
+        )
     if found:
         raise ConfigError("; ".join(found))
 

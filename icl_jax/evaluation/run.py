@@ -1,13 +1,12 @@
 """Evaluates one model on the tasks that are asked for.
 
-Run: python -m icl_jax.evaluation.run --model=FOLDER --tasks=sts,nq_open,glue --data=FOLDER
+Run: python -m icl_jax.evaluation.run --model=FOLDER --tasks=sts,nq_open,glue --data=DATA
          [--output=FILE.json] [--tokenizer=FOLDER] [--evaluation.FIELD=value ...]
 
 FOLDER is a run's workdir, WORKDIR/checkpoints/STEP, a Hugging Face folder or one of
-sentence-transformers; it and FILE.json may be URLs (gs://...), --data is a local folder. FILE.json
-gets the results, FILE.md the same for people, and FILE/TASK/outputs.jsonl one line for each
-question, pair or document, from which every number is computed. Killed anywhere, the same command
-goes on.
+sentence-transformers; it, the folder DATA and FILE.json may be URLs (gs://...). FILE.json gets the
+results, FILE.md the same for people, and FILE/TASK/outputs.jsonl one line for each question, pair
+or document, from which every number is computed. Killed anywhere, the same command goes on.
 """
 
 from collections.abc import Sequence

@@ -1,5 +1,6 @@
 """Models in a bucket are evaluated and compared there, whoever goes on with it."""
 
+import dataclasses
 import json
 from pathlib import Path
 import shutil
@@ -9,9 +10,9 @@ from etils import epath
 import pytest
 
 from icl_jax import mirror
-from icl_jax.config import EncoderConfig, StageError
+from icl_jax.config import ConfigError, EncoderConfig, StageError
 from icl_jax.evaluation.compare import compare
-from icl_jax.evaluation.evaluate import evaluate_run
+from icl_jax.evaluation.evaluate import evaluate_run, open_tasks
 from icl_jax.evaluation.natural_questions import NaturalQuestions
 from icl_jax.evaluation.subject import open_subject
 from icl_jax.example_design.export import _check as check_export
@@ -135,6 +136,25 @@ def test_an_evaluation_that_dies_goes_on_elsewhere_after_its_last_whole_part(
             evaluate_run(config, WORK)
     finally:
         config.evaluation.questions.max_new_tokens = 4
+
+
+def test_the_data_of_tasks_may_lie_in_a_bucket(gcs, run, tmp_path):
+    config, workdir = run
+    subject, file = open_subject(str(workdir)), tmp_path / "nq_open" / "NQ-open.dev.jsonl"
+    file.parent.mkdir()
+    shutil.copy(config.evaluation.questions.file, file)
+    named = dataclasses.replace(config.evaluation.questions, file="")
+    asked = dataclasses.replace(config.evaluation, questions=named)
+    there = dataclasses.replace(asked, data="gs://bucket/data")
+    with pytest.raises(ConfigError, match=r"nq_open: .* gs://bucket/data/nq_open/NQ-open.dev"):
+        open_tasks(subject, there)
+    send(gcs, tmp_path, "gs://bucket/data")
+    gcs.put("bucket/data/other/large.bin", b"not of a task")
+    mirror.fetch.cache_clear()  # another command
+    found = open_tasks(subject, there)["nq_open"]
+    here = open_tasks(subject, dataclasses.replace(asked, data=str(tmp_path)))["nq_open"]
+    assert found.inputs == here.inputs and len(found.items) == 3
+    assert not (mirror.local_folder("gs://bucket/data") / "other").exists()
 
 
 def test_a_model_folder_in_a_bucket_is_the_model_that_it_is_on_a_disk(gcs, tmp_path, monkeypatch):
