@@ -87,6 +87,7 @@ def study(tmp_path_factory):
     return config, workdir, before, run_table1(config, workdir)
 
 
+@pytest.mark.slow
 def test_every_arm_with_every_rate_is_in_the_table_beside_the_paper(study):
     config, workdir, _, numbers = study
     settings = [(held["arm"], held["learning_rate"]) for held in numbers["settings"]]
@@ -111,6 +112,7 @@ def test_every_arm_with_every_rate_is_in_the_table_beside_the_paper(study):
     assert (workdir / "table1.csv").read_text().count("\n") == 1 + 5 + len(PAPER)
 
 
+@pytest.mark.slow
 def test_what_is_to_do_is_listed_and_what_is_done(study):
     config, workdir, before, _ = study
     assert before.splitlines()[0] == "design: to be made"
@@ -122,6 +124,7 @@ def test_what_is_to_do_is_listed_and_what_is_done(study):
     assert not design_is_missing(config, workdir)
 
 
+@pytest.mark.slow
 def test_another_search_is_not_taken_for_the_one_that_was_made(study):
     config, workdir, *_ = study
     search = dataclasses.replace(config.design.search, min_similarity=0.5)
@@ -130,6 +133,7 @@ def test_another_search_is_not_taken_for_the_one_that_was_made(study):
         run_table1(other, workdir)
 
 
+@pytest.mark.slow
 def test_what_would_stop_the_study_at_its_end_stops_it_at_its_beginning(study, tmp_path):
     config = study[0]
     with pytest.raises(
