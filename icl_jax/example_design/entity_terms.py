@@ -12,31 +12,27 @@ hashes from all shards and keeps the rare ones.
 
 import hashlib
 from pathlib import Path
-import re
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from icl_jax.corpus.words import UNSPACED
 from icl_jax.example_design.sentences import open_sentences
 from icl_jax.step_folder import beside
 
-RULES_VERSION = 2  # raise it when a sentence could get other terms
+RULES_VERSION = 3  # raise it when a sentence could get other terms
 LONGEST_NAME = 5  # words; a longer run is a heading or a slogan
 # An ordinary word says less than a name that is as rare ("stations", "Edmonton"): it counts only in
 # a quarter as many documents, and then half as much.
 WORD_SHARE, NAME_WEIGHT = 4, 2
 _BREAK = "|"  # stands where punctuation parts names
-# Thai, Lao, Burmese, Khmer, Japanese, Chinese.
-_UNSPACED = re.compile(
-    "([\u0e00-\u0eff\u1000-\u109f\u1780-\u17ff\u3040-\u30ff\u3400-\u4dbf\u4e00-\u9fff"
-    "\uf900-\ufaff\U00020000-\U0003134f]+)"
-)
 
 
 def split_words(texts: pa.Array) -> list[list[str]]:
     """The words of each text as they are written, and `|` where punctuation parts them."""
-    texts = pc.replace_substring_regex(texts.cast(pa.large_string()), "['\u2019\u2010-]", " ")
+    texts = pc.utf8_normalize(texts.cast(pa.large_string()), "NFKC")
+    texts = pc.replace_substring_regex(texts, "['\u2019\u2010-]", " ")
     texts = pc.replace_substring_regex(texts, r"[^\pL\pM\pN\s]+", f" {_BREAK} ")
     return [text.split() for text in texts.to_pylist()]
 
@@ -55,8 +51,8 @@ def find_terms(words: list[str]) -> dict[str, int]:
             run = []
         if capitalised:
             run.append(lower)
-        if _UNSPACED.search(word):
-            for part in _UNSPACED.findall(word):
+        if UNSPACED.search(word):
+            for part in UNSPACED.findall(word):
                 terms |= {part[i : i + 2]: 1 for i in range(len(part) - 1)}
         elif len(word) > 1 and not word.isnumeric():
             caseless = lower == word.upper()

@@ -14,6 +14,7 @@ import numpy as np
 
 from icl_jax.config import CorpusConfig, ExamplesConfig
 from icl_jax.corpus.files import describe_files, file_version
+from icl_jax.corpus.words import RULES_VERSION as WORD_RULES
 from icl_jax.example_design.evaluation_items import Item, find_evaluation_files, read_items
 from icl_jax.example_design.sentences import Sentences, open_sentences
 from icl_jax.example_design.word_runs import MIN_WORDS, Runs, collect_runs, find_runs
@@ -47,6 +48,7 @@ def find_overlap(
             "overlap_words": examples.overlap_words,
             "min_words": MIN_WORDS,
             "rules": _RULES_VERSION,
+            "words": WORD_RULES,
         },
     )
     if step.results is None:

@@ -13,6 +13,7 @@ from pathlib import Path
 import numpy as np
 
 from icl_jax.config import DesignConfig, SearchConfig
+from icl_jax.corpus.words import RULES_VERSION as WORD_RULES
 from icl_jax.example_design.entity_selection import cut, look_up, score, select
 from icl_jax.example_design.entity_terms import (
     RULES_VERSION,
@@ -56,6 +57,7 @@ def make_related_by_entity(
         "pool": sentences.corpus.fingerprint,
         "entity_documents": config.examples.entity_documents,
         "rules": RULES_VERSION,
+        "words": WORD_RULES,
         "search": search,
     }
     step = StepFolder(folder, made_from)

@@ -1,6 +1,6 @@
 """Runs of consecutive words, and where in other text they stand.
 
-Words are compared as in `retrieval/signatures.py`: lower case, without punctuation.
+What a word is, `corpus/words.py` says.
 """
 
 from collections.abc import Sequence
@@ -11,7 +11,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from icl_jax.retrieval.signatures import split_words
+from icl_jax.corpus.words import split_words
 from icl_jax.step_folder import beside
 
 MIN_WORDS = 4  # of a field that counts although it is shorter than a run
@@ -54,9 +54,8 @@ class Runs:
 def collect_runs(items: Sequence[Sequence[str]], size: int) -> Runs:
     """Every run of `size` words of every field of every item; of a shorter field the whole."""
     fields = pa.array([field for item in items for field in item], pa.large_string())
-    words, lengths = join_words(fields)
-    encoded = words.dictionary_encode()
-    stream = encoded.indices.to_numpy().astype(np.int32)
+    vocabulary, ids, lengths = split_words(fields)
+    stream = ids.astype(np.int32)
     item_of = np.repeat(np.arange(len(items)), [len(item) for item in items])
 
     run_length = np.minimum(lengths, size).astype(np.int32)
@@ -74,7 +73,7 @@ def collect_runs(items: Sequence[Sequence[str]], size: int) -> Runs:
     new = (length[1:] != length[:-1]) | (hashes[1:] != hashes[:-1])
     begin = np.flatnonzero(np.append(True, new)[: len(order)])
     return Runs(
-        encoded.dictionary.to_pylist(), stream, start[begin], length[begin], hashes[begin],
+        vocabulary.to_pylist(), stream, start[begin], length[begin], hashes[begin],
         np.append(begin, len(order)), item,
     )  # fmt: skip
 
@@ -84,11 +83,10 @@ def find_runs(runs: Runs, texts: pa.Array, documents: np.ndarray) -> tuple[np.nd
 
     A run may go on into the next sentence of its document.
     """
-    flat, lengths = join_words(texts)
+    vocabulary, ids, lengths = split_words(texts)
     sentence = np.repeat(np.arange(len(lengths)), lengths)
-    encoded = flat.dictionary_encode()
-    known = pc.index_in(encoded.dictionary, pa.array(runs.words, pa.large_string()))
-    word = known.fill_null(-1).to_numpy()[encoded.indices.to_numpy()]
+    known = pc.index_in(vocabulary, pa.array(runs.words, pa.large_string()))
+    word = known.fill_null(-1).to_numpy()[ids]
     left = _words_left(word, documents[sentence])
     place = np.flatnonzero(left >= runs.length.min(initial=np.iinfo(np.int32).max))
     hashes = np.zeros(len(place), np.uint64)
@@ -105,15 +103,6 @@ def find_runs(runs: Runs, texts: pa.Array, documents: np.ndarray) -> tuple[np.nd
         found.append(np.stack([run, at])[:, same.all(axis=1)])
     run, at = np.concatenate(found, axis=1)
     return run, sentence[at]
-
-
-def join_words(texts: pa.Array) -> tuple[pa.Array, np.ndarray]:
-    """The words of all texts, one text after the other, and how many each has."""
-    lists = split_words(texts)
-    lengths, words = np.diff(lists.offsets.to_numpy()).astype(np.int64), lists.flatten()
-    some = pc.not_equal(words, "")  # a text without words holds one empty word
-    lengths[~some.to_numpy(zero_copy_only=False)[np.cumsum(lengths) - lengths]] = 0
-    return words.filter(some), lengths
 
 
 def _words_left(word: np.ndarray, document: np.ndarray) -> np.ndarray:

@@ -15,6 +15,7 @@ import numpy as np
 from icl_jax import mirror
 from icl_jax.config import ExperimentConfig
 from icl_jax.corpus.sentence_table import SentenceTable
+from icl_jax.corpus.words import RULES_VERSION as WORD_RULES
 from icl_jax.evaluation.subject import open_subject
 from icl_jax.example_design.dependents import made_from
 from icl_jax.models import huggingface
@@ -140,6 +141,7 @@ def _open_search(config: ExperimentConfig, workdir: epath.Path) -> Search:
     origin = {
         "pool": corpus.fingerprint,
         "vectors": {**encoder.identity, "store": design.encoder.store},
+        "words": WORD_RULES,
     }
     pool = prepare_pool(corpus, vectors, signatures, places.pool, origin)
     engine = open_engine(pool, settings, places.index, config.seed, mesh, runner)

@@ -2,7 +2,8 @@
 
 Of the weighted words of a sentence, the leading directions are kept exactly (SVD), and what those
 leave, by random signs: a truncated SVD alone forgets names, for each of them is rare. A sentence
-without a known word (only stop words, say) is a zero row and has no neighbours.
+without a known word (only stop words, say) is a zero row and has no neighbours. What a word is,
+`corpus/words.py` says; those of one letter are left out, unless their script has no spaces.
 """
 
 from collections.abc import Callable, Iterable, Sequence
@@ -12,13 +13,15 @@ from pathlib import Path
 import random
 
 import numpy as np
+import pyarrow as pa
 import scipy.sparse
-from sklearn.feature_extraction.text import CountVectorizer
+from sklearn.feature_extraction.text import ENGLISH_STOP_WORDS, CountVectorizer
 from sklearn.preprocessing import normalize
 from sklearn.utils.extmath import randomized_svd
 from threadpoolctl import threadpool_limits
 
 from icl_jax.config import EncoderConfig, StageError
+from icl_jax.corpus.words import RULES_VERSION, UNSPACED, split_words, words_of
 from icl_jax.mirror import fetch
 from icl_jax.step_folder import beside, write_json
 
@@ -42,7 +45,7 @@ def fit_tfidf(
 ) -> None:
     """Fits the encoder on a sample of the texts and writes it; `tfidf.json` comes last."""
     sample = _sample(texts, seed)
-    counter = _counter(language, max_features=MAX_TERMS)
+    counter = _counter(language)
     try:
         counts = counter.fit_transform(sample)
     except ValueError:
@@ -61,7 +64,8 @@ def fit_tfidf(
             np.save(file, array, allow_pickle=False)
     with beside(folder / "terms.json") as partial:
         partial.write_text(json.dumps(counter.get_feature_names_out().tolist()))
-    write_json(folder / "tfidf.json", {"language": language, "sentences": len(sample)})
+    settings = {"language": language, "sentences": len(sample), "words": RULES_VERSION}
+    write_json(folder / "tfidf.json", settings)
 
 
 class TfidfEncoder:
@@ -73,7 +77,7 @@ class TfidfEncoder:
             raise StageError(f"{folder} holds no fitted TF-IDF; run --stages=design to its end")
         settings = json.loads((folder / "tfidf.json").read_text())
         terms = json.loads((folder / "terms.json").read_text())
-        self._counter = _counter(settings["language"], vocabulary=terms)
+        self._columns = {term: column for column, term in enumerate(terms)}
         self._idf = np.load(folder / "idf.npy")
         self._components = np.load(folder / "components.npy")
         self.width = self._components.shape[1]
@@ -89,16 +93,31 @@ class TfidfEncoder:
         vectors = np.zeros((len(texts), self.width), np.float32)
         for start in range(0, len(texts), _CHUNK):
             part = texts[start : start + _CHUNK]
-            weighted = _weigh(self._counter.transform(part), self._idf)
+            weighted = _weigh(_count(part, self._columns), self._idf)
             vectors[start : start + len(part)] = weighted @ self._components
             if progress:
                 progress(len(part))
         return vectors
 
 
-def _counter(language: str, **options) -> CountVectorizer:
-    stop_words = "english" if language == "en" else None
-    return CountVectorizer(stop_words=stop_words, dtype=np.float32, **options)
+def _counter(language: str) -> CountVectorizer:
+    stop_words = ENGLISH_STOP_WORDS if language == "en" else frozenset()
+
+    def terms(text: str) -> list[str]:
+        found = [word for word in words_of(text) if len(word) > 1 or UNSPACED.fullmatch(word)]
+        return [word for word in found if word not in stop_words]
+
+    return CountVectorizer(analyzer=terms, max_features=MAX_TERMS, dtype=np.float32)
+
+
+def _count(texts: Sequence[str], columns: dict[str, int]) -> scipy.sparse.csr_matrix:
+    """(texts, terms): how often each stands there, faster than the vectoriser does it."""
+    vocabulary, ids, lengths = split_words(pa.array(texts, pa.large_string()))
+    column = np.array([columns.get(word, -1) for word in vocabulary.to_pylist()], np.int32)[ids]
+    known = column >= 0
+    place = np.repeat(np.arange(len(texts), dtype=np.int32), lengths)[known], column[known]
+    ones = np.ones(len(place[0]), np.float32)
+    return scipy.sparse.csr_matrix((ones, place), (len(texts), len(columns)))
 
 
 def _weigh(counts: scipy.sparse.csr_matrix, idf: np.ndarray) -> scipy.sparse.csr_matrix:

@@ -10,6 +10,7 @@ from pathlib import Path
 
 from jax.sharding import Mesh
 
+from icl_jax.commands import suggest
 from icl_jax.config import ConfigError, CorpusConfig, DesignConfig, ExperimentConfig
 from icl_jax.config_tree import find_problems, to_dict
 from icl_jax.corpus.files import describe_files
@@ -17,6 +18,7 @@ from icl_jax.corpus.sentence_table import SentenceTable, build_table
 from icl_jax.corpus.sentences import RULES_VERSION
 from icl_jax.corpus.tokenizers import Tokenizer, load
 from icl_jax.corpus.train_tokenizer import sample_sentences, train
+from icl_jax.corpus.words import RULES_VERSION as WORD_RULES
 from icl_jax.retrieval.design_folders import DesignFolders, shard_bytes_of
 from icl_jax.retrieval.embeddings import embed_table
 from icl_jax.retrieval.encoders import Encoder, fit_tfidf, open_encoder
@@ -141,7 +143,7 @@ def _fit_encoder(
     """TF-IDF and SVD, fitted on the corpus."""
     config, language = design.encoder, design.corpus.language
     inputs = {"sentences": corpus.fingerprint, "dim": config.tfidf_dim, "seed": seed}
-    inputs["language"] = language
+    inputs |= {"language": language, "words": WORD_RULES}
     step = StepFolder(folders.encoder, inputs)
     if step.results is None:
         print(f"fitting TF-IDF of {config.tfidf_dim} dimensions", flush=True)
@@ -164,5 +166,5 @@ def _print_summary(
         f"{results['queries']:,} queries, {share:.1%} with a neighbour above "
         f"{design.search.min_similarity:g}, {results['mean_neighbours']:.2f} on average; "
         f"recall {'not measured' if recall is None else f'{recall:.3f}'} ({results['index']})\n"
-        f"look at them: python -m icl_jax.retrieval.show --workdir={workdir} --sentence=0"
+        f"look at them: {suggest('retrieval.show', workdir=workdir, sentence=0)}"
     )

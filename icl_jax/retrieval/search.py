@@ -11,6 +11,7 @@ import numpy as np
 
 from icl_jax.config import SearchConfig, StageError
 from icl_jax.corpus.sentence_table import SentenceTable
+from icl_jax.corpus.words import RULES_VERSION
 from icl_jax.parallel import Runner, progress_bar
 from icl_jax.retrieval.neighbours import Neighbours, shard_file
 from icl_jax.retrieval.pool import Pool, prepare_pool
@@ -50,6 +51,7 @@ def find_neighbours(
         "queries": queries.fingerprint,
         "pool": pool.fingerprint,
         "vectors": inputs or {},
+        "words": RULES_VERSION,
         "search": dataclasses.asdict(config),
         "seed": seed,
     }
@@ -62,7 +64,7 @@ def find_neighbours(
         signatures = of_queries = load_signatures(pool, places.signatures, runner)
         if queries.fingerprint != pool.fingerprint:
             of_queries = load_signatures(queries, places.query_signatures, runner)
-        origin = {key: made_from[key] for key in ("pool", "vectors")}
+        origin = {key: made_from[key] for key in ("pool", "vectors", "words")}
         prepared = prepare_pool(pool, pool_vectors, signatures, places.pool, origin)
         engine = _prepare_engine(prepared, config, places.index, seed, mesh, runner, origin)
         search = Search(Selection(of_queries, prepared, config), query_vectors, engine, runner)

@@ -1,6 +1,6 @@
 """What sentences are compared by: a hash of their words, and sets of three consecutive words.
 
-Words are runs of letters, marks and digits in lower case; all else only parts them.
+What a word is, `corpus/words.py` says.
 """
 
 from collections.abc import Sequence
@@ -9,10 +9,10 @@ from pathlib import Path
 
 import numpy as np
 import pyarrow as pa
-import pyarrow.compute as pc
 from tqdm import tqdm
 
 from icl_jax.corpus.sentence_table import SentenceTable, open_table
+from icl_jax.corpus.words import RULES_VERSION, split_words
 from icl_jax.parallel import Runner, progress_bar, run_shards
 from icl_jax.retrieval.neighbours import read_batch
 from icl_jax.retrieval.vectors import map_array
@@ -66,7 +66,7 @@ class Signatures:
 def load_signatures(table: SentenceTable, folder: Path, runner: Runner | None = None) -> Signatures:
     """The signatures of a sentence table; shards that `folder` does not hold yet are computed."""
     runner = runner or Runner()
-    step = StepFolder(folder, {"sentences": table.fingerprint})
+    step = StepFolder(folder, {"sentences": table.fingerprint, "words": RULES_VERSION})
     if step.results is None:
         files = [_shard_file(folder, shard) for shard in range(table.num_shards)]
         missing = [shard for shard, file in enumerate(files) if not file.exists()]
@@ -100,12 +100,13 @@ def sign_in_worker(table: str, fingerprint: str, shard: int, folder: str) -> int
 
 def sign(texts: pa.Array) -> pa.RecordBatch:
     """Hash, set of three consecutive words (a shingle each) and its 64-bit sketch, per text."""
-    lists = split_words(texts)
-    lengths = np.diff(lists.offsets.to_numpy()).astype(np.int64)
+    vocabulary, ids, lengths = split_words(texts)
+    none = np.flatnonzero(lengths == 0)
+    ids = np.insert(ids, np.cumsum(lengths)[none], 0)  # the empty word, so that all have one
+    lengths[none] = 1
     ends = np.cumsum(lengths)
     row = np.repeat(np.arange(len(lengths)), lengths)
-    encoded = lists.flatten().dictionary_encode()
-    words = _hash_words(encoded.dictionary)[encoded.indices.to_numpy()]
+    words = _hash_words(vocabulary)[ids]
     place = (np.arange(len(words)) - (ends - lengths)[row]).astype(np.uint64)
     hashes = _sum_rows(mix(words ^ mix(place)), np.append(0, ends))
 
@@ -160,13 +161,6 @@ def _column(batch: pa.RecordBatch, name: str) -> np.ndarray:
 
 def _shard_file(folder: Path, shard: int) -> Path:
     return folder / f"signatures-{shard:05d}.arrow"
-
-
-def split_words(texts: pa.Array) -> pa.ListArray:
-    """The words of each text; one that has none holds one empty word."""
-    texts = pc.utf8_lower(texts.cast(pa.large_string()))
-    texts = pc.replace_substring_regex(texts, r"[^\pL\pM\pN]+", " ")
-    return pc.split_pattern(pc.ascii_trim(texts, " "), " ")
 
 
 def _hash_words(words: pa.LargeStringArray) -> np.ndarray:

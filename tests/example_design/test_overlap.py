@@ -2,6 +2,7 @@
 
 import gzip
 import json
+import os
 from pathlib import Path
 import re
 
@@ -183,12 +184,12 @@ def test_runs_are_found_as_by_loops():
     ("name", "content", "message"),
     [
         ("items.bin", b"x", r"items\.bin does not tell its format; known are \.jsonl"),
-        ("items.txt", b"a\nb\xff\n", r"invalid UTF-8 in line 2; convert it"),
+        ("items.txt", b"a\nb\xff\n", r"invalid UTF-8 in line 2, byte 3; convert it"),
         ("items.txt", b"a\0b\n", r"a NUL byte: no text"),
         ("items.jsonl", b'{"a": "b"}\n{"a"\n', r"no JSON in line 2"),
         ("items.json", b"[" * 100_000, r"no JSON in line 1"),
-        ("items.tsv.gz", b"no gzip", r"damaged gzip"),
-        ("items.tsv.gz", gzip.compress(b"x" * 1000, mtime=0)[:-9], r"damaged gzip"),
+        ("items.tsv.gz", b"no gzip", r"gz is damaged at byte"),
+        ("items.tsv.gz", gzip.compress(b"x" * 1000, mtime=0)[:-9], r"gz is damaged at byte"),
     ],
 )
 def test_what_cannot_be_read_is_refused_by_name(tmp_path, name, content, message):
@@ -256,3 +257,20 @@ def test_a_question_with_its_paragraph_is_an_item_of_one_json_value(workdir, tmp
 def test_the_items_of_one_json_value_are_the_objects_of_its_lists(tmp_path, text, fields):
     (tmp_path / "items.json").write_text(text)
     assert [item.fields for item in read_items(str(tmp_path / "items.json"))] == fields
+
+
+def test_runs_are_found_where_a_script_has_no_spaces_and_in_every_normal_form():
+    runs = collect_runs(
+        [["昨天去了北京大学"], ["the cafe\u0301 of old Ulm"], ["costs -5 or so"]], 5
+    )
+    texts = pa.array(["他昨天去了北京大学。", "In the CAFÉ of old Ulm.", "It costs 5 or so."])
+    run, row = find_runs(runs, texts, np.arange(3))
+    assert sorted(set(zip(runs.items[runs.offsets[run]].tolist(), row.tolist(), strict=True))) == [
+        (0, 0), (1, 1),
+    ]  # fmt: skip
+
+
+def test_a_pipe_among_evaluation_files_is_refused(tmp_path):
+    os.mkfifo(tmp_path / "items.txt")
+    with pytest.raises(ConfigError, match=r"items\.txt is a named pipe"):
+        check_evaluation_files(ExamplesConfig(evaluation_files=(str(tmp_path / "items.txt"),)))

@@ -2,10 +2,14 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
+from icl_jax.config import SearchConfig
 from icl_jax.parallel import Runner
 from icl_jax.retrieval import duplicates
 from icl_jax.retrieval.duplicates import exact_duplicates, near_duplicates
+from icl_jax.retrieval.pool import Pool
+from icl_jax.retrieval.selection import Selection
 from icl_jax.retrieval.signatures import Signatures, load_signatures, sign
+from icl_jax.retrieval.vectors import Vectors
 from icl_jax.step_folder import read_results
 from tests.retrieval.made_up import jaccard, made_up
 
@@ -25,6 +29,9 @@ def signatures(*texts):
         ("the cat sat", "the cat sat sat", False),
         ("…", "?!", True),
         ("…", "a", False),
+        ("Caf\u00e9", "Cafe\u0301", True),
+        ("It is written in C.", "It is written in C++.", False),
+        ("It was -5 degrees.", "It was 5 degrees.", False),
     ],
 )
 def test_sentences_are_equal_when_their_words_are(a, b, equal):
@@ -47,6 +54,13 @@ def test_near_duplicates_are_those_of_the_exact_jaccard_index():
     for least in (0.2, 0.6, 1.0, 1.5):
         assert (near_duplicates(both, a, both, b, least) == (expected >= least)).all()
     assert ((expected >= 0.6) & (expected < 1)).sum() > 20
+
+
+def test_near_duplicates_are_found_where_a_script_has_no_spaces():
+    one = "昨天下午我们一起去了市中心的大公园散步看花"
+    texts = signatures(one, f"{one}了", "这本书讲的是一个住在海边的老渔夫的故事而已")
+    pairs = np.array([0, 0]), np.array([1, 2])
+    assert near_duplicates(texts, pairs[0], texts, pairs[1], 0.7).tolist() == [True, False]
 
 
 def test_long_sentences_that_fill_the_sketch_are_compared_exactly():
@@ -103,3 +117,33 @@ def test_signatures_on_disk_are_computed_once_and_by_shard(tmp_path):
     ids = np.array([39, 0, 20, 20])
     assert again.shingles(ids).tolist() == loaded.shingles(ids).tolist()
     assert len(list(tmp_path.glob("*.arrow"))) == table.num_shards
+
+
+def select_for_one_query(found, same_document=False):
+    """Sentence 0 asks; 1 is in its document, and 3, of equal words, in another; 2 has no twin."""
+    texts = ["who asks", "grey herons fish here", "old otters swim there", "Grey herons fish here!",
+             "young lynxes hunt alone"]  # fmt: skip
+    vectors = Vectors([np.array([[1, 0], [4, 3], [1, 0], [3, 4], [0.1, 1]], np.float32)])
+    own = signatures(*texts)
+    pool = Pool.make(own, vectors, np.array([0, 0, 0, 1, 2]))
+    config = SearchConfig(neighbours=3, min_similarity=0.0, same_document=same_document)
+    selection = Selection(own, pool, config)
+    query = np.array([[1, 0]], np.float32)
+    return pool, selection.select(np.array([0]), query, np.array([found]), 0.0)
+
+
+def test_the_twin_in_another_document_takes_the_place_of_a_sentence_of_the_own_document():
+    pool, selected = select_for_one_query([1, 2, 4])
+    assert pool.ids.tolist() == [0, 1, 2, 4] and pool.twins.tolist() == [[1], [3]]
+    assert selected.ids.tolist() == [[3, 4, -1]]
+    np.testing.assert_allclose(selected.similarities[0, :2], [0.6, 0.1 / 1.01**0.5], rtol=1e-6)
+    assert {rule: count.tolist() for rule, count in selected.counts.items()} == {
+        "same_words": [0], "same_document": [1], "below_threshold": [0],
+        "near_duplicate_of_query": [0], "near_duplicate_of_neighbour": [0],
+    }  # fmt: skip
+
+
+def test_without_the_rule_of_documents_the_first_of_equal_sentences_stays():
+    _, selected = select_for_one_query([1, 2, 4], same_document=True)
+    assert selected.ids.tolist() == [[2, 1, 4]]
+    np.testing.assert_allclose(selected.similarities[0, 1], 0.8, rtol=1e-6)

@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 
 from icl_jax.config import ConfigError, EncoderConfig, MeshConfig, StageError
+from icl_jax.corpus.words import RULES_VERSION
 from icl_jax.models import huggingface
 from icl_jax.retrieval import encoder_tfidf, token_rows
 from icl_jax.retrieval.encoders import fit_tfidf, open_encoder
@@ -216,6 +217,24 @@ def test_tfidf_keeps_stop_words_of_other_languages_and_accents(tmp_path):
     )
     np.testing.assert_allclose(np.linalg.norm(vectors, axis=1), 1.0, atol=1e-6)
     assert vectors[0] @ vectors[1] < 0.5
+
+
+def test_tfidf_knows_the_words_of_a_script_without_spaces_and_what_signs_tell_apart(tmp_path):
+    texts = ["今天天气很好", "明天天气不好", "股票价格上涨了", "He writes C++", "He writes C#"]
+    fit_tfidf(texts, EncoderConfig(), tmp_path, seed=0, language="zh")
+    encoder = open_encoder(EncoderConfig(), None, tmp_path)
+    assert encoder.identity["words"] == RULES_VERSION
+    similarity = (vectors := normalise(encoder.encode(texts))) @ vectors.T
+    assert similarity[0, 1] > 0.1 > abs(similarity[0, 2])
+    assert similarity[3, 4] < 0.95
+
+
+def test_tfidf_counts_as_it_was_fitted():
+    texts = [*SMALL_CORPUS, "", "3.5 of 1,000 C++ programs", "今天 Ünïcode ünïcode"]
+    counter = encoder_tfidf._counter("en")
+    counts = counter.fit_transform(texts)
+    columns = {term: i for i, term in enumerate(counter.get_feature_names_out())}
+    assert (encoder_tfidf._count(texts, columns) != counts).nnz == 0
 
 
 def test_tfidf_of_a_corpus_without_words_says_so(tmp_path):

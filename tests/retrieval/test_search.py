@@ -9,13 +9,21 @@ from icl_jax.config import ConfigError, MeshConfig, SearchConfig, StageError
 from icl_jax.parallel import Runner
 from icl_jax.retrieval import search, search_elsewhere, search_shards
 from icl_jax.retrieval.search import find_neighbours
+from icl_jax.retrieval.search_faiss import FaissSearch
 from icl_jax.retrieval.search_results import describe_thresholds
 from icl_jax.retrieval.search_shards import SearchFolders
 from icl_jax.retrieval.signatures import load_signatures
 from icl_jax.retrieval.vectors import save_shard
 from icl_jax.sharding import make_mesh
 from icl_jax.step_folder import StepFolder
-from tests.retrieval.made_up import Table, assert_equal_to_loops, made_up, neighbours_by_loops
+from tests.retrieval.made_up import (
+    Table,
+    assert_equal_to_loops,
+    cosine,
+    made_up,
+    neighbours_by_loops,
+    words_of,
+)
 
 CONFIG = SearchConfig(neighbours=4, min_similarity=0.5, recall_sample=30)
 
@@ -63,6 +71,48 @@ def test_queries_of_another_table_have_no_document_in_common_with_the_pool(tmp_p
     assert_equal_to_loops(found, expected)
     same = table.documents[:53] == queries.documents
     assert any(i < 53 and same[i] for wanted in expected for i, _ in wanted)
+
+
+def share_found_of(wanted: dict[int, list[int]], found: dict[int, list[int]]) -> float:
+    hits = [other in found[query] for query, others in wanted.items() for other in others]
+    return np.mean(hits)
+
+
+def test_recall_is_the_share_of_brute_force_that_a_poor_index_finds(tmp_path):
+    """One list of 6 is looked at, so much is missed."""
+    table, rows = made_up(301, clusters=150)
+    config = dataclasses.replace(
+        CONFIG, index="IVF6,Flat", probes=1, recall_sample=301, min_similarity=0.6
+    )
+    results = run(tmp_path / "found", table, rows, config).results
+    anything = dataclasses.replace(config, min_similarity=-np.inf)
+    ours = run(tmp_path / "all", table, rows, anything)
+    ours = {query: ours.of(query)[0].tolist() for query in range(301)}
+    lists = dict(enumerate(neighbours_by_loops(table, rows, table, rows, anything)))
+    wanted = {query: [other for other, _ in others] for query, others in lists.items()}
+    above = {query: [i for i, score in others if score > 0.6] for query, others in lists.items()}
+    recall = results["recall"]
+    assert recall["queries"] == 301
+    assert recall["neighbours"] == pytest.approx(share_found_of(wanted, ours), abs=1e-3)
+    assert recall["above_threshold"] == pytest.approx(share_found_of(above, ours), abs=1e-3)
+    assert 0.2 < recall["neighbours"] < recall["above_threshold"] < 0.9
+
+    # `candidates`: of the nearest, before any rule but that a sentence is not its own neighbour.
+    first = {}
+    for i in np.flatnonzero(rows.any(axis=1)):
+        first.setdefault(tuple(words_of(table.all[i])), i)
+    pool = np.array(list(first.values()))
+    shown = np.flatnonzero(rows.any(axis=1))
+    near = {
+        query: [i for i in pool[np.argsort([-cosine(rows[query], rows[i]) for i in pool])[:5]]
+                if words_of(table.all[i]) != words_of(table.all[query])]
+        for query in shown
+    }  # fmt: skip
+    index = FaissSearch(table.vectors(rows), pool, config, SearchFolders(tmp_path / "found").index)
+    proposed = index.candidates(table.vectors(rows).take(shown), index.first_count)
+    proposed = {query: set(found) for query, found in zip(shown, proposed.tolist(), strict=True)}
+    assert recall["candidates"] == pytest.approx(share_found_of(near, proposed), abs=1e-3)
+    assert 0.2 < recall["candidates"] < 0.9
 
 
 def test_a_similarity_at_the_threshold_is_not_enough(tmp_path):

@@ -76,19 +76,43 @@ def test_the_index_is_the_same_for_any_number_of_threads(tmp_path):
     assert (found[0] == found[1]).all() and (found[0] == found[2]).all()
 
 
-def test_probes_are_chosen_so_that_nearly_all_nearest_are_found(tmp_path):
-    vectors, ids = clustered(6000, clusters=200), np.arange(6000)
-    engine = FaissSearch(vectors, ids, SearchConfig(index="IVF64,Flat", neighbours=10), tmp_path)
-    queries = np.arange(0, 6000, 11)
-    nearest = nearest_by_product(vectors, ids, queries, 10)
+def share_of_nearest(engine, vectors, ids, queries, neighbours):
+    """Of the nearest others of each query, those among its candidates: by products alone."""
+    nearest = nearest_by_product(vectors, ids, queries, neighbours + 1)
     found = engine.candidates(vectors.take(queries), engine.first_count)
-    hits = np.mean(
-        [np.isin(row, others).mean() for row, others in zip(nearest, found, strict=True)]
-    )
-    assert 4 <= engine.probes < 64
-    assert hits > 0.94
+    hits = [
+        other in candidates
+        for query, near, candidates in zip(queries, nearest, found, strict=True)
+        for other in near
+        if other != query
+    ]
+    return np.mean(hits)
+
+
+def test_probes_are_the_fewest_with_which_nearly_all_nearest_are_found(tmp_path):
+    vectors, ids = clustered(3000, clusters=3000), np.arange(3000)  # the nearest are in many lists
+    engine = FaissSearch(vectors, ids, SearchConfig(index="IVF64,Flat", neighbours=10), tmp_path)
+    assert 8 < engine.probes < 48 and engine.first_count == 64
+    sample = np.random.default_rng([0, 1]).permutation(ids)[:500]  # which it was tuned on
+    others = np.setdiff1d(ids, sample)[:500]
+    assert share_of_nearest(engine, vectors, ids, sample, 10) >= 0.97
+    assert share_of_nearest(engine, vectors, ids, others, 10) > 0.95
+    engine.probes = round(engine.probes / 2**0.25)  # one step back
+    assert share_of_nearest(engine, vectors, ids, sample, 10) < 0.97
     given = FaissSearch(vectors, ids, SearchConfig(index="IVF64,Flat", probes=3), tmp_path)
     assert given.probes == 3
+
+
+def test_more_candidates_are_taken_where_no_number_of_probes_is_enough(tmp_path):
+    """Codes as coarse as these put many others before a nearest neighbour."""
+    vectors, ids = clustered(1000, clusters=1000), np.arange(1000)
+    config = SearchConfig(index="IVF8,PQ4x4fs", neighbours=10)
+    engine = FaissSearch(vectors, ids, config, tmp_path)
+    assert engine.first_count > 64
+    sample = np.random.default_rng([0, 1]).permutation(ids)[:500]
+    assert share_of_nearest(engine, vectors, ids, sample, 10) >= 0.97
+    engine.probes, engine.first_count = 8, engine.first_count // 2
+    assert share_of_nearest(engine, vectors, ids, sample, 10) < 0.97
 
 
 @pytest.mark.parametrize("lists", [1, 4])
