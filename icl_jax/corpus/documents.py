@@ -1,4 +1,7 @@
-"""Reads the documents of a shard; what cannot be one is reported with its place, never raised."""
+"""Reads the documents of a shard; what cannot be one is reported with its place, never raised.
+
+A damaged file does stop the run: how much of it is missing, nobody could tell.
+"""
 
 from collections.abc import Iterator
 import json
@@ -10,8 +13,8 @@ import pyarrow.parquet as pq
 
 from icl_jax.config import CorpusConfig
 from icl_jax.corpus import builtin, tfds_source
-from icl_jax.corpus.files import name_file
-from icl_jax.corpus.piece_bytes import UnreadableError, read_chunks, read_lines
+from icl_jax.corpus.files import DamagedError, name_file
+from icl_jax.corpus.piece_bytes import Line, place_of_byte, read_all, read_lines
 from icl_jax.corpus.shards import Piece, Shard
 from icl_jax.storage import open_to_read
 
@@ -20,6 +23,7 @@ MAX_LINE_CHARACTERS = 1_000_000
 _MAX_LINE_BYTES = 4 * MAX_LINE_CHARACTERS  # UTF-8 takes at most 4 bytes for a character
 _MAX_JSON_BYTES = 1 << 28  # a JSON line holds a whole document, of many lines
 _NAME_FIELD = "id"
+_INVALID = "invalid UTF-8"
 _DOC_TAG = re.compile(r'<doc id="(?P<name>[^"]*)".*? title="(?P<title>.*?)"(?: name=|>)')
 
 
@@ -39,91 +43,85 @@ class BadDocument(NamedTuple):
     file: str
     place: str
     reason: str
-    count: int = 1  # documents: more where all rows of a part of a file are lost
 
 
 def read_documents(shard: Shard, config: CorpusConfig) -> Iterator[Document | BadDocument]:
     """Everything in a shard, in order."""
     for piece in shard.pieces:
-        try:
-            with name_file(piece.file):
-                yield from _READERS[piece.format](piece, config)
-        except UnreadableError as error:
-            place, reason = error.args
-            yield BadDocument(piece.file, place, reason)
+        with name_file(piece.file):
+            yield from _READERS[piece.format](piece, config)
 
 
 def _read_text(piece: Piece, config: CorpusConfig) -> Iterator[Document | BadDocument]:
     if config.text_documents == "file":
-        yield _document(piece, "line 1", b"".join(read_chunks(piece)))
+        yield _lines_document(piece, [read_all(piece)])
     elif config.text_documents == "line":
-        for place, line in read_lines(piece, _MAX_LINE_BYTES):
-            if line is None or line.strip():
-                yield _document(piece, place, line)
+        for line in read_lines(piece, _MAX_LINE_BYTES):
+            if _holds_text(line):
+                yield _lines_document(piece, [line])
     else:
         yield from _read_blocks(piece)
 
 
 def _read_blocks(piece: Piece) -> Iterator[Document | BadDocument]:
-    first, lines = "", []
-    for place, line in read_lines(piece, _MAX_LINE_BYTES):
-        if line is None or line.strip():
-            first = first if lines else place
+    lines = []
+    for line in read_lines(piece, _MAX_LINE_BYTES):
+        if _holds_text(line):
             lines.append(line)
         elif lines:
-            yield _document(piece, first, _join(lines))
+            yield _lines_document(piece, lines)
             lines = []
     if lines:
-        yield _document(piece, first, _join(lines))
+        yield _lines_document(piece, lines)
 
 
 def _read_jsonl(piece: Piece, config: CorpusConfig) -> Iterator[Document | BadDocument]:
     # wikiextractor --json has fields of its own, whatever those of the other files are.
     own = piece.format == "wikiextractor_json"
     fields = ("text", "title") if own else (config.text_field, config.title_field)
-    for place, line in read_lines(piece, _MAX_JSON_BYTES):
-        if line is None:
-            yield BadDocument(piece.file, place, f"a record of more than {_MAX_JSON_BYTES:,} bytes")
-        elif line.strip():
-            yield _json_document(piece, place, line, fields)
+    for line in read_lines(piece, _MAX_JSON_BYTES):
+        if line.content is None:
+            reason = f"a record of more than {_MAX_JSON_BYTES:,} bytes"
+            yield BadDocument(piece.file, line.place, reason)
+        elif line.content.strip():
+            yield _json_document(piece, line, fields)
 
 
-def _json_document(
-    piece: Piece, place: str, line: bytes, fields: tuple[str, str]
-) -> Document | BadDocument:
+def _json_document(piece: Piece, line: Line, fields: tuple[str, str]) -> Document | BadDocument:
     try:
-        record = json.loads(line.decode())
-    except UnicodeDecodeError:
-        return BadDocument(piece.file, place, "invalid UTF-8")
+        record = json.loads(line.content.decode())
+    except UnicodeDecodeError as error:
+        return _invalid_utf8(piece, line.start, error)
     except (ValueError, RecursionError):
-        return BadDocument(piece.file, place, "not JSON")
+        return BadDocument(piece.file, line.place, "not JSON")
     if not isinstance(record, dict):
-        return BadDocument(piece.file, place, "not a JSON object")
-    return _record(piece, place, record, fields)
+        return BadDocument(piece.file, line.place, "not a JSON object")
+    return _record(piece, line.place, record, fields)
 
 
 def _read_wikiextractor(piece: Piece, _: CorpusConfig) -> Iterator[Document | BadDocument]:
     """`<doc id= url= title=>`, the lines of the text, `</doc>`."""
-    first, held = "", None  # the lines of a document from its <doc> on; None outside of one
+    held = None  # the lines of a document from its <doc> on; None outside of one
     stray = False  # text outside is reported once, not line by line
-    for place, line in read_lines(piece, _MAX_LINE_BYTES):
-        if line is not None and line.startswith(b"<doc "):
+    for line in read_lines(piece, _MAX_LINE_BYTES):
+        content = line.content or b""
+        if content.startswith(b"<doc "):
             if held is not None:
-                yield BadDocument(piece.file, first, "no </doc>")
-            first, held, stray = place, [line], False
+                yield BadDocument(piece.file, held[0].place, "no </doc>")
+            held, stray = [line], False
         elif held is None:
-            if not stray and (line is None or line.strip()):
-                yield BadDocument(piece.file, place, "text outside of <doc>")
+            if not stray and _holds_text(line):
+                yield BadDocument(piece.file, line.place, "text outside of <doc>")
                 stray = True
-        elif line is not None and line.startswith(b"</doc>"):
-            tag = _DOC_TAG.match(held[0].decode(errors="replace"))
+        elif content.startswith(b"</doc>"):
+            tag = _DOC_TAG.match(held[0].content.decode(errors="replace"))
             title, name = (tag["title"], tag["name"]) if tag else ("", "")
-            yield _document(piece, first, _join(held[1:]), title, name)
+            yield _lines_document(piece, held[1:], held[0].place, title, name)
             held = None
         else:
             held.append(line)
     if held is not None:
-        yield BadDocument(piece.file, first, "no </doc>")
+        yield BadDocument(piece.file, held[0].place, "no </doc>")
 
 
 def _read_parquet(piece: Piece, config: CorpusConfig) -> Iterator[Document | BadDocument]:
@@ -137,9 +135,7 @@ def _read_parquet(piece: Piece, config: CorpusConfig) -> Iterator[Document | Bad
     except (pa.ArrowException, OSError) as error:
         if getattr(error, "errno", None) is not None:
             raise
-        reason = f"unreadable Parquet ({type(error).__name__})"
-        lost = 1 if piece.stop is None else piece.stop - row
-        yield BadDocument(piece.file, f"rows from {row} on", reason, lost)
+        raise DamagedError(piece.file, f"from row {row} on", error) from error
 
 
 def _parquet_rows(file: pq.ParquetFile, piece: Piece, config: CorpusConfig) -> Iterator[dict]:
@@ -204,16 +200,36 @@ def _record(
     return _document(piece, place, text, _as_str(title), _as_str(name))
 
 
-def _document(
-    piece: Piece, place: str, text: str | bytes | None, title: str = "", name: str = ""
+def _lines_document(
+    piece: Piece, lines: list[Line], place: str = "", title: str = "", name: str = ""
 ) -> Document | BadDocument:
-    """The document, if it can be one; a text of None had a line that was too long to keep."""
+    """The document of some lines; it stands where the first of them does, or at `place`."""
+    contents = [line.content for line in lines]
+    text = None if None in contents else b"\n".join(contents)
+    start = lines[0].start if lines else None
+    return _document(piece, place or lines[0].place, text, title, name, start)
+
+
+def _document(
+    piece: Piece,
+    place: str,
+    text: str | bytes | None,
+    title: str = "",
+    name: str = "",
+    start: int | None = None,
+) -> Document | BadDocument:
+    """The document, if it can be one; a text of None had a line that was too long to keep.
+
+    `start` is the byte at which the text begins in the file; None: it is a field of a record.
+    """
     reason = ""
     try:
         text = text.decode() if isinstance(text, bytes) else text
         (title + name + (text or "")).encode()
-    except UnicodeDecodeError:
-        reason = "invalid UTF-8"
+    except UnicodeDecodeError as error:
+        if start is not None:
+            return _invalid_utf8(piece, start, error)
+        place, reason = f"{place}, byte {error.start} of its text", _INVALID
     except UnicodeEncodeError:
         reason = "half a surrogate pair"
     else:
@@ -228,6 +244,15 @@ def _document(
     return Document(text, title, name, piece.file, place)
 
 
+def _invalid_utf8(piece: Piece, start: int, error: UnicodeDecodeError) -> BadDocument:
+    """At the byte that is wrong, wherever the document begins."""
+    return BadDocument(piece.file, place_of_byte(piece.file, start + error.start), _INVALID)
+
+
+def _holds_text(line: Line) -> bool:
+    return line.content is None or bool(line.content.strip())
+
+
 def _has_long_line(text: str) -> bool:
     return len(text) > MAX_LINE_CHARACTERS and any(
         len(line) > MAX_LINE_CHARACTERS for line in text.splitlines()
@@ -238,7 +263,3 @@ def _as_str(value: object) -> str:
     if isinstance(value, bytes):
         return value.decode(errors="replace")
     return "" if value is None else str(value)
-
-
-def _join(lines: list[bytes | None]) -> bytes | None:
-    return None if None in lines else b"\n".join(lines)

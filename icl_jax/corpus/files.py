@@ -4,16 +4,20 @@ from collections.abc import Iterable, Iterator
 import contextlib
 import functools
 import glob
+import gzip
 import hashlib
+import io
 import os
 import re
+import shlex
+import zlib
 
 from etils import epath
 import google_crc32c
 
 from icl_jax.config import ConfigError, CorpusConfig, StageError
 from icl_jax.corpus import builtin, tfds_source
-from icl_jax.storage import is_remote, open_to_read, retry, size_and_time
+from icl_jax.storage import check_is_file, is_remote, open_to_read, retry, size_and_time
 
 # Format by the end of a file's name, after a `.gz` was taken off.
 FORMAT_OF_NAME = {
@@ -50,6 +54,8 @@ def find_files(config: CorpusConfig, field: str = "design.corpus") -> dict[str, 
             raise ConfigError(_nothing_found(pattern, field))
         for file in files:
             _check_name(file, field)
+            with name_file(file):
+                check_is_file(file)
             full = file if is_remote(file) else os.path.abspath(file)
             if full not in seen:
                 found[file] = _format_of(file, config.format, field)
@@ -93,11 +99,66 @@ def is_gzip(file: str) -> bool:
     return file.endswith(".gz")
 
 
+def open_file(file: str) -> io.BufferedIOBase:
+    """The bytes of a file, unpacked; a damaged one stops the run where the damage is met."""
+    raw = open_to_read(file)
+    return _Gzip(raw, file) if is_gzip(file) else raw
+
+
+def read_file(file: str, field: str) -> bytes:
+    """The same, all at once; `field` is where it is named, for errors."""
+    try:
+        with name_file(file), open_file(file) as opened:
+            return opened.read()
+    except DamagedError as error:
+        raise ConfigError(f"{field}: {error}") from None
+
+
+class DamagedError(StageError):
+    """A file that breaks off or makes no sense: nobody could count what is missing, so it stops."""
+
+    def __init__(self, file: str, where: str, why: object):
+        whole = f" (gzip -t {shlex.quote(file)} checks it)" if is_gzip(file) else ""
+        super().__init__(
+            f"{file} is damaged {where} ({why}), and whatever follows there would be missing; copy "
+            f"or download it again{whole}, or leave it out of the files that you name"
+        )
+
+
+def _stops_on_damage(method):
+    @functools.wraps(method)
+    def call(self, *args):
+        try:
+            return method(self, *args)
+        except (EOFError, zlib.error, gzip.BadGzipFile) as error:
+            where = f"at byte {self._raw.tell():,}, after {self.tell():,} unpacked bytes"
+            raise DamagedError(self._file, where, error) from error
+
+    return call
+
+
+class _Gzip(gzip.GzipFile):
+    """A packed file that names itself where it is damaged, and closes the file below it, too."""
+
+    def __init__(self, raw: io.BufferedIOBase, file: str):
+        super().__init__(fileobj=raw)
+        self._raw, self._file = raw, file
+
+    read, read1, readline, seek = map(
+        _stops_on_damage,
+        (gzip.GzipFile.read, gzip.GzipFile.read1, gzip.GzipFile.readline, gzip.GzipFile.seek),
+    )
+
+    def close(self) -> None:
+        super().close()
+        self._raw.close()
+
+
 @contextlib.contextmanager
 def name_file(file: str):
     """Stops with the file's name where the operating system cannot read it: no fault of its text.
 
-    Errors without a number are those of gzip and Arrow about the content.
+    Errors without a number are those of Arrow about the content.
     """
     try:
         yield

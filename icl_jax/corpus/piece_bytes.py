@@ -4,50 +4,74 @@ import codecs
 from collections.abc import Iterator
 import contextlib
 import threading
+from typing import NamedTuple
 
-from icl_jax.corpus.files import file_version, is_gzip
-from icl_jax.corpus.shards import GZIP_ERRORS, Piece, open_file
+from icl_jax.corpus.files import file_version, is_gzip, open_file
+from icl_jax.corpus.shards import Piece
 
 _CHUNK = 1 << 20
 
 
-class UnreadableError(Exception):
-    """The rest of a piece cannot be read; holds the place and the reason."""
+class Line(NamedTuple):
+    """One line without its end."""
+
+    place: str
+    start: int  # byte of the file, unpacked
+    content: bytes | None  # None: too long to keep
 
 
-def read_lines(piece: Piece, limit: int) -> Iterator[tuple[str, bytes | None]]:
-    """Place and content of every line; None for one of more than `limit` bytes."""
+def read_lines(piece: Piece, limit: int) -> Iterator[Line]:
+    """Every line; without the content of those of more than `limit` bytes."""
     number, start, parts, size = 1, piece.start, [], 0
-    for chunk in read_chunks(piece):
+    for chunk in _read_chunks(piece):
         *ends, rest = chunk.split(b"\n")
         for end in ends:
             parts.append(end)
             size += len(end)
-            place = f"line {number}" if piece.start == 0 else f"byte {start}"
-            yield place, b"".join(parts) if size <= limit else None
+            yield _line(piece, number, start, b"".join(parts) if size <= limit else None)
             number, start, parts, size = number + 1, start + size + 1, [], 0
         size += len(rest)
         parts = [*parts, rest] if size <= limit else []
     if size:
-        place = f"line {number}" if piece.start == 0 else f"byte {start}"
-        yield place, b"".join(parts) if size <= limit else None
+        yield _line(piece, number, start, b"".join(parts) if size <= limit else None)
 
 
-def read_chunks(piece: Piece) -> Iterator[bytes]:
-    """The bytes of a piece; a damaged .gz gives what can be read, then an `UnreadableError`."""
+def read_all(piece: Piece) -> Line:
+    """A whole piece as if it were one line."""
+    return _line(piece, 1, piece.start, b"".join(_read_chunks(piece)))
+
+
+def place_of_byte(file: str, byte: int) -> str:
+    """Line and byte as people count: from 1, and from 0."""
+    key = (file, file_version(file))
+    known, before, lines = vars(_counted).pop("lines", (None, 0, 0))
+    if known != key or before > byte:
+        before, lines = 0, 0
+    with open_file(file) as opened:
+        opened.seek(before)
+        while before < byte and (chunk := opened.read(min(_CHUNK, byte - before))):
+            before, lines = before + len(chunk), lines + chunk.count(b"\n")
+    _counted.lines = (key, before, lines)  # the next one is further on, as a rule
+    return f"line {lines + 1}, byte {byte}"
+
+
+def _line(piece: Piece, number: int, start: int, content: bytes | None) -> Line:
+    place = f"line {number}" if piece.start == 0 else f"byte {start}"
+    if start == 0 and content is not None and content.startswith(codecs.BOM_UTF8):
+        start, content = len(codecs.BOM_UTF8), content.removeprefix(codecs.BOM_UTF8)
+    return Line(place, start, content)
+
+
+def _read_chunks(piece: Piece) -> Iterator[bytes]:
     position = piece.start
-    try:
-        with _open_at(piece.file, position) as file:
-            while piece.stop is None or position < piece.stop:
-                left = _CHUNK if piece.stop is None else min(_CHUNK, piece.stop - position)
-                chunk = file.read1(left)
-                if not chunk:
-                    return
-                yield chunk.removeprefix(codecs.BOM_UTF8) if position == 0 else chunk
-                position += len(chunk)
-    except GZIP_ERRORS as error:
-        reason = f"damaged gzip ({error}), and whatever followed"
-        raise UnreadableError(f"byte {position}", reason) from error
+    with _open_at(piece.file, position) as file:
+        while piece.stop is None or position < piece.stop:
+            left = _CHUNK if piece.stop is None else min(_CHUNK, piece.stop - position)
+            chunk = file.read1(left)
+            if not chunk:
+                return
+            yield chunk
+            position += len(chunk)
 
 
 @contextlib.contextmanager
@@ -75,3 +99,4 @@ def _open_at(name: str, position: int):
 
 
 _left_open = threading.local()  # `file`: (key, file), at most one for each thread
+_counted = threading.local()  # `lines`: (key, byte, line ends before it)

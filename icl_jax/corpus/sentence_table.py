@@ -22,7 +22,12 @@ from icl_jax.corpus.sentence_shards import (
 )
 from icl_jax.corpus.sentences import RULES_VERSION
 from icl_jax.corpus.shards import plan_shards
-from icl_jax.corpus.table_results import add_up, check_bad_documents, check_sentences
+from icl_jax.corpus.table_results import (
+    add_up,
+    check_bad_documents,
+    check_sentences,
+    describe_table,
+)
 from icl_jax.corpus.tokenizers import Tokenizer
 from icl_jax.parallel import Runner, progress_bar, run_shards
 from icl_jax.step_folder import StepFolder, beside, read_results
@@ -184,7 +189,9 @@ def build_table(
         summaries = _make_shards(tasks, [shard.bytes for shard in shards], folder, runner, check)
         check_sentences(summaries, field)
         _write_columns(folder, summaries)
-        step.complete(add_up(summaries))
+        results = add_up(summaries)
+        print(describe_table(results, folder, field), flush=True)
+        step.complete(results)
     return SentenceTable.open(folder)
 
 

@@ -6,17 +6,22 @@ The cut depends on the files and the shard size alone, never on the number of wo
 from collections.abc import Callable, Iterator
 import dataclasses
 import functools
-import gzip
 import io
 import itertools
-import zlib
 
 import pyarrow as pa
 import pyarrow.parquet as pq
 
 from icl_jax.config import ConfigError, CorpusConfig
 from icl_jax.corpus import builtin, tfds_source
-from icl_jax.corpus.files import file_version, find_files, is_gzip, name_file
+from icl_jax.corpus.files import (
+    DamagedError,
+    file_version,
+    find_files,
+    is_gzip,
+    name_file,
+    open_file,
+)
 from icl_jax.storage import open_to_read
 
 # A piece may have to be reached by unpacking from the start of a .gz (or decoding from the start of
@@ -25,7 +30,6 @@ from icl_jax.storage import open_to_read
 MAX_PIECES = 16
 MAX_PIECE_BYTES = 1 << 28
 MAX_DOCUMENT_BYTES = 1 << 30
-GZIP_ERRORS = (EOFError, zlib.error, gzip.BadGzipFile)
 _LINE_READ = 1 << 20
 _SIZES = {"tfds": tfds_source.size, "builtin": builtin.size}  # what is no file
 
@@ -79,24 +83,6 @@ def _all_shards(config: CorpusConfig, shard_bytes: int, field: str) -> list[Shar
     return [*shards, Shard(tuple(held))]
 
 
-def open_file(file: str) -> io.BufferedIOBase:
-    """The bytes of a file, unpacked."""
-    raw = open_to_read(file)
-    return _Gzip(raw) if is_gzip(file) else raw
-
-
-class _Gzip(gzip.GzipFile):
-    """A packed file that closes the file below it, too."""
-
-    def __init__(self, raw: io.BufferedIOBase):
-        super().__init__(fileobj=raw)
-        self._raw = raw
-
-    def close(self) -> None:
-        super().close()
-        self._raw.close()
-
-
 def _pieces(file: str, kind: str, config: CorpusConfig, step: int, field: str) -> Iterator[Piece]:
     if kind in _SIZES:
         examples, size = _SIZES[kind](file)
@@ -129,18 +115,14 @@ def _find_cuts(
     """Where documents begin that lie `step` bytes apart, and the size, unpacked."""
     cuts, size = [0], version[0]
     with open_file(file) as opened:
-        try:
-            while True:
-                opened.seek(cuts[-1] + step)
-                _skip_line(opened)
-                cut = next_start(opened)
-                if cut is None:
-                    break
-                cuts.append(cut)
-            size = opened.tell() if is_gzip(file) else size
-        except GZIP_ERRORS:  # whoever reads the last piece will find and report it
-            size = max(size, cuts[-1])
-    return cuts, size
+        while True:  # to the end of a .gz, so that a damaged one is found before all work
+            opened.seek(cuts[-1] + step)
+            _skip_line(opened)
+            cut = next_start(opened)
+            if cut is None:
+                break
+            cuts.append(cut)
+        return cuts, opened.tell() if is_gzip(file) else size
 
 
 def _next_line(file: io.BufferedIOBase) -> int | None:
@@ -179,10 +161,7 @@ def _skip_line(file: io.BufferedIOBase) -> bytes:
 
 def _holds_json(file: str) -> bool:
     with open_file(file) as opened:
-        try:
-            return opened.read(1024).lstrip().startswith(b"{")
-        except GZIP_ERRORS:
-            return False
+        return opened.read(1024).lstrip().startswith(b"{")
 
 
 def _document_size(file: str, field: str) -> int:
@@ -204,8 +183,7 @@ def _parquet_pieces(file: str, step: int) -> Iterator[Piece]:
     except (pa.ArrowException, OSError) as error:
         if getattr(error, "errno", None) is not None:
             raise
-        yield Piece(file, "parquet", 0, None, 0)  # whoever reads it will find and report it
-        return
+        raise DamagedError(file, "as a whole", error) from error
     start = 0
     for group in map(metadata.row_group, range(metadata.num_row_groups)):
         size = group.total_byte_size

@@ -9,6 +9,7 @@ from pathlib import Path
 from icl_jax.config import CorpusConfig, StageError
 from icl_jax.corpus.documents import BadDocument
 from icl_jax.corpus.sentence_shards import ShardSummary
+from icl_jax.mirror import shown
 from icl_jax.step_folder import beside
 
 BAD_DOCUMENTS = "bad_documents.jsonl"
@@ -57,6 +58,16 @@ def check_bad_documents(
         )
 
 
+def describe_table(results: dict, folder: Path, field: str = "design.corpus") -> str:
+    """One line for the end of the step: what was read, and what could not be."""
+    bad = sum(results["bad_documents"].values())
+    listed = f", listed in {shown(folder / BAD_DOCUMENTS)}" if bad else ""
+    return (
+        f"{field}: {results['documents']:,} documents, {results['sentences']:,} sentences; "
+        f"{bad:,} documents unreadable{listed}"
+    )
+
+
 def check_sentences(summaries: Sequence[ShardSummary], field: str = "design.corpus") -> None:
     """Stops if there is no sentence at all."""
     if not any(summary.sentences for summary in summaries):
@@ -85,10 +96,7 @@ def _list_bad(bad: Sequence[BadDocument]) -> str:
 
 
 def _reasons(bad: Sequence[BadDocument]) -> Counter:
-    reasons: Counter = Counter()
-    for document in bad:
-        reasons[document.reason] += document.count
-    return reasons
+    return Counter(document.reason for document in bad)
 
 
 def _bad(summaries: Sequence[ShardSummary]) -> list[BadDocument]:

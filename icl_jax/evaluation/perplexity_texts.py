@@ -54,7 +54,7 @@ class Documents:
             if sum(counts) == limit:
                 break
         self._starts = list(itertools.accumulate(counts, initial=0))
-        self.bad = sum(document.count for document in bad)
+        self.bad = len(bad)
         if not len(self) and not bad:
             raise ConfigError(f"{_FIELD}.files: there is no document in {', '.join(config.files)}")
         if not len(self) or self.bad > config.max_bad_share * (len(self) + self.bad):

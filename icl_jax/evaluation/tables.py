@@ -8,7 +8,6 @@ hf:FOLDER:SPLIT.
 
 from collections.abc import Iterator
 import csv
-import gzip
 import hashlib
 import io
 import json
@@ -16,7 +15,7 @@ from pathlib import Path
 
 from icl_jax.config import ConfigError
 from icl_jax.corpus import builtin, tfds_source
-from icl_jax.corpus.files import describe_file, is_gzip, name_file
+from icl_jax.corpus.files import describe_file, name_file, read_file
 
 FORMATS = (".csv", ".tsv", ".jsonl", ".json", ".ndjson", ".parquet")
 _HF = "hf:"
@@ -72,12 +71,15 @@ def named_sources(files: tuple[str, ...], field: str) -> dict[str, str]:
 
 def read_text(file: str, field: str) -> str:
     """A whole text file, unpacked; stops on what is not UTF-8."""
-    with name_file(file):
-        content = Path(file).read_bytes()
+    content = read_file(file, field)
     try:
-        return (gzip.decompress(content) if is_gzip(file) else content).decode("utf-8-sig")
-    except (UnicodeDecodeError, OSError, EOFError) as error:
-        raise ConfigError(f"{field}: {file} is no readable UTF-8 text ({error})") from None
+        return content.decode("utf-8-sig")
+    except UnicodeDecodeError as error:
+        line = content.count(b"\n", 0, error.start) + 1
+        raise ConfigError(
+            f"{field}: {file} is no UTF-8 text (line {line}, byte {error.start}: {error.reason}); "
+            "convert it to UTF-8"
+        ) from None
 
 
 def _read_fields(file: str, field: str, delimiter: str, quoted: bool) -> Iterator[dict]:

@@ -11,15 +11,12 @@ question with its answers), together with the strings that stand around it (its 
 from collections.abc import Iterator, Sequence
 import contextlib
 import csv
-import gzip
 import json
 from typing import NamedTuple
-import zlib
-
-from etils import epath
 
 from icl_jax.config import ConfigError, CorpusConfig
-from icl_jax.corpus.files import find_files, is_gzip, name_file
+from icl_jax.corpus.files import find_files, read_file
+from icl_jax.storage import NoFileError
 
 _FIELD = "design.examples.evaluation_files"
 _JSON = (".jsonl", ".json", ".ndjson")
@@ -41,6 +38,8 @@ def find_evaluation_files(patterns: Sequence[str]) -> list[str]:
     for pattern in patterns:
         try:
             files = find_files(CorpusConfig(files=(pattern,), format="text"))
+        except NoFileError as error:
+            raise ConfigError(f"{_FIELD}: {error}") from None
         except ConfigError:
             raise ConfigError(
                 f"{_FIELD}: nothing found at '{pattern}'; expected a file, a folder with files, or "
@@ -59,7 +58,7 @@ def find_evaluation_files(patterns: Sequence[str]) -> list[str]:
 
 def read_items(file: str) -> list[Item]:
     """All items of one file; empty lines are none."""
-    text = _decode(file, _read(file))
+    text = _decode(file, read_file(file, _FIELD))
     if _plain_name(file).endswith(".json"):
         with contextlib.suppress(ValueError, RecursionError):  # else it is JSON lines
             return list(_items_of(json.loads(text)))
@@ -69,15 +68,6 @@ def read_items(file: str) -> list[Item]:
     return [Item(f"line {number}", line, split(number, line)) for number, line in numbered]
 
 
-def _read(file: str) -> bytes:
-    with name_file(file):
-        content = epath.Path(file).read_bytes()
-        try:
-            return gzip.decompress(content) if is_gzip(file) else content
-        except (EOFError, zlib.error, gzip.BadGzipFile) as error:
-            raise _wrong(file, f"damaged gzip ({error})", "copy it again") from None
-
-
 def _decode(file: str, content: bytes) -> str:
     if b"\0" in content:
         raise _wrong(file, "a NUL byte: no text", "leave it out, or convert it to text")
@@ -85,7 +75,8 @@ def _decode(file: str, content: bytes) -> str:
         return content.decode("utf-8-sig")
     except UnicodeDecodeError as error:
         line = content.count(b"\n", 0, error.start) + 1
-        raise _wrong(file, f"invalid UTF-8 in line {line}", "convert it to UTF-8") from None
+        got = f"invalid UTF-8 in line {line}, byte {error.start}"
+        raise _wrong(file, got, "convert it to UTF-8") from None
 
 
 def _splitter(file: str, lines: list[str]):

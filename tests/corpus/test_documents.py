@@ -1,13 +1,15 @@
 """Documents in every format, and bad ones among them."""
 
+import codecs
 import gzip
 import json
+import os
 
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from icl_jax.config import CorpusConfig, StageError
+from icl_jax.config import ConfigError, CorpusConfig, StageError
 from icl_jax.corpus import shards
 from icl_jax.corpus.documents import MAX_LINE_CHARACTERS, BadDocument, Document, read_documents
 from tests.corpus import corpora
@@ -77,7 +79,8 @@ def test_every_bad_json_line_is_reported_and_its_neighbours_stay(tmp_path, name)
     found = corpora.read_all(CorpusConfig(files=(str(tmp_path / name),)))
     assert [d.text for d in found[1::2]] == ["A good one."] * len(BAD_LINES)
     for i, (document, reason) in enumerate(zip(found[::2], BAD_LINES, strict=True)):
-        assert document == BadDocument(str(tmp_path / name), f"line {2 * i + 1}", reason)
+        place = f"line {2 * i + 1}" + (", byte 10" if reason == "invalid UTF-8" else "")
+        assert document == BadDocument(str(tmp_path / name), place, reason)
 
 
 def test_bad_text_is_reported_with_its_line_or_with_its_byte_where_the_file_was_cut(tmp_path):
@@ -86,10 +89,12 @@ def test_bad_text_is_reported_with_its_line_or_with_its_byte_where_the_file_was_
     config = CorpusConfig(files=(str(path),), text_documents="block")
     whole = corpora.read_all(config, 1 << 30)
     reasons = ["a NUL character", "invalid UTF-8", "a line of more than 1,000,000 characters"]
-    assert [d.place for d in whole] == ["line 1", "line 3", "line 5", "line 7", "line 11"]
+    places = ["line 1", "line 3", "line 5, byte 16", "line 7", "line 11"]
+    assert [d.place for d in whole] == places
     assert [d.reason for d in whole[1:4]] == reasons
     cut = corpora.read_all(config, 1)
     assert [d.reason for d in cut[1:4]] == reasons
+    assert cut[2].place == "line 5, byte 16"
     assert cut[-1].text == "Last one." and cut[-1].place == f"byte {path.stat().st_size - 9}"
 
 
@@ -116,44 +121,87 @@ def test_a_broken_wikiextractor_document_does_not_swallow_its_neighbours(tmp_pat
     assert found[2].text == "B\nGood." and found[2].name == "2"
 
 
-@pytest.mark.parametrize("shard_bytes", [1, 1 << 20])
-def test_a_truncated_gzip_keeps_what_can_be_read_and_is_one_bad_document(tmp_path, shard_bytes):
-    documents = corpora.make_documents(400)
-    content = corpora.write_jsonl(tmp_path / "a.jsonl.gz", documents).read_bytes()
-    (tmp_path / "a.jsonl.gz").write_bytes(content[: len(content) * 2 // 3])
-    found = corpora.read_all(CorpusConfig(files=(str(tmp_path / "a.jsonl.gz"),)), shard_bytes)
-    *good, bad = found
-    assert isinstance(bad, BadDocument)
-    assert bad.reason.startswith("damaged gzip") and "whatever followed" in bad.reason
-    assert 0 < len(good) < len(documents)
-    assert [d.name for d in good] == [d["id"] for d in documents[: len(good)]]
+@pytest.mark.parametrize("text_documents", ["file", "block", "line"])
+@pytest.mark.parametrize("start", [b"", codecs.BOM_UTF8])
+@pytest.mark.parametrize("name", ["a.txt", "a.txt.gz"])
+def test_invalid_utf8_is_named_with_its_own_line_and_byte(tmp_path, name, start, text_documents):
+    before = start + b"One.\n\nTwo.\nThree, "
+    path = corpora.write(tmp_path / name, before + b"\xff bad.\nFour.\n\nFive.\n\xff\n")
+    config = CorpusConfig(files=(str(path),), text_documents=text_documents)
+    for shard_bytes in (1, 1 << 20):
+        bad = [d for d in corpora.read_all(config, shard_bytes) if isinstance(d, BadDocument)]
+        found = [(d.file, d.place, d.reason) for d in bad]
+        first = (str(path), f"line 4, byte {len(before)}", "invalid UTF-8")
+        last = (str(path), f"line 8, byte {len(before) + 20}", "invalid UTF-8")
+        assert found == [first] + [last] * (text_documents != "file")
 
 
-def test_what_is_no_gzip_at_all_is_one_bad_document(tmp_path):
-    (tmp_path / "a.jsonl.gz").write_bytes(b"not packed")
-    corpora.write_jsonl(tmp_path / "b.jsonl.gz", DOCUMENTS[:2])
-    found = corpora.read_all(CorpusConfig(files=(str(tmp_path),)))
-    assert [type(d) for d in found] == [BadDocument, Document, Document]
+def test_invalid_utf8_of_a_wikiextractor_document_is_named_with_its_line_and_byte(tmp_path):
+    content = b'<doc id="1" url="" title="A">\nA\n\nText \xff.\n</doc>\n'
+    corpora.write(tmp_path / "wiki_00", content)
+    (bad,) = corpora.read_all(CorpusConfig(files=(str(tmp_path / "wiki_00"),)))
+    assert bad.place == f"line 4, byte {content.index(0xFF)}"
 
 
-def test_an_unreadable_parquet_row_group_is_reported_and_the_others_are_read(tmp_path):
+def damage_gzip(content: bytes, kind: str) -> bytes:
+    middle = len(content) // 2
+    return {
+        "cut in the middle": content[:middle],
+        "cut before its checksum": content[:-8],
+        "bytes overwritten": content[:middle] + b"\xff" * 40 + content[middle + 40 :],
+        "no gzip at all": b"not packed",
+    }[kind]
+
+
+@pytest.mark.parametrize("name", ["a.jsonl.gz", "wiki_00.gz", "a.txt.gz"])
+@pytest.mark.parametrize(
+    "kind", ["cut in the middle", "cut before its checksum", "bytes overwritten", "no gzip at all"]
+)
+def test_a_damaged_gzip_stops_the_run_before_all_work(tmp_path, name, kind):
+    write = corpora.write_wikiextractor if "wiki" in name else corpora.write_jsonl
+    corpora.write_jsonl(tmp_path / "0.jsonl", DOCUMENTS)
+    path = tmp_path / name
+    write(path, corpora.make_documents(400))
+    path.write_bytes(damage_gzip(path.read_bytes(), kind))
+    for text_documents in ("file", "block", "line"):
+        config = CorpusConfig(files=(str(tmp_path),), text_documents=text_documents)
+        with pytest.raises(StageError, match=rf"{name} is damaged at byte .*gzip -t .*leave it"):
+            shards.plan_shards(config, 700)
+
+
+def test_a_gzip_that_is_damaged_after_the_plan_stops_whoever_reads_it(tmp_path):
+    path = corpora.write_jsonl(tmp_path / "a.jsonl.gz", corpora.make_documents(400))
+    config = CorpusConfig(files=(str(path),))
+    (shard,) = shards.plan_shards(config, 1 << 20)
+    path.write_bytes(damage_gzip(path.read_bytes(), "cut in the middle"))
+    with pytest.raises(StageError, match=r"a\.jsonl\.gz is damaged at byte"):
+        list(read_documents(shard, config))
+
+
+def test_an_unreadable_parquet_row_group_stops_the_run_with_its_row(tmp_path):
     path = corpora.write_parquet(tmp_path / "a.parquet", DOCUMENTS, rows=10)
     column = pq.ParquetFile(path).metadata.row_group(1).column(2)
     start, size = column.dictionary_page_offset, column.total_compressed_size
     content = path.read_bytes()
     path.write_bytes(content[:start] + b"\xff" * size + content[start + size :])
-    found = corpora.read_all(CorpusConfig(files=(str(path),)))
-    bad = [d for d in found if isinstance(d, BadDocument)]
-    assert len(bad) == 1 and bad[0].place == "rows from 10 on" and "Parquet" in bad[0].reason
-    assert bad[0].count == 10
-    names = [d.name for d in found if isinstance(d, Document)]
-    assert names == [d["id"] for d in DOCUMENTS[:10] + DOCUMENTS[20:]]
+    with pytest.raises(StageError, match=r"a\.parquet is damaged from row 10 on"):
+        corpora.read_all(CorpusConfig(files=(str(path),)))
 
 
-def test_a_file_that_is_no_parquet_is_one_bad_document(tmp_path):
-    corpora.write(tmp_path / "a.parquet", b"PAR1 and nothing")
-    (bad,) = corpora.read_all(CorpusConfig(files=(str(tmp_path),)))
-    assert "unreadable Parquet" in bad.reason
+@pytest.mark.parametrize("cut", [True, False])
+def test_a_file_that_is_no_whole_parquet_stops_the_plan(tmp_path, cut):
+    path = corpora.write_parquet(tmp_path / "a.parquet", DOCUMENTS)
+    path.write_bytes(path.read_bytes()[:-100] if cut else b"PAR1 and nothing")
+    with pytest.raises(StageError, match=r"a\.parquet is damaged as a whole"):
+        shards.plan_shards(CorpusConfig(files=(str(tmp_path),)), 1 << 20)
+
+
+@pytest.mark.parametrize("name", ["a.txt", "a.jsonl.gz", "a.parquet"])
+def test_a_pipe_is_refused_and_not_waited_for(tmp_path, name):
+    os.mkfifo(tmp_path / name)
+    for files in (str(tmp_path / name), str(tmp_path), str(tmp_path / "a.*")):
+        with pytest.raises(ConfigError, match=rf"{name} is a named pipe .*write its content"):
+            shards.plan_shards(CorpusConfig(files=(files,)), 1 << 20)
 
 
 def test_parquet_rows_of_a_stated_size_of_nothing_are_read():
@@ -195,7 +243,7 @@ def test_parquet_rows_without_text_or_with_invalid_text_are_bad_one_by_one(tmp_p
     pq.write_table(pa.table({"text": broken}), tmp_path / "a.parquet")
     good, invalid, missing = corpora.read_all(CorpusConfig(files=(str(tmp_path),)))
     assert good.text == "Good text." and good.place == "row 0"
-    assert (invalid.place, invalid.reason) == ("row 1", "invalid UTF-8")
+    assert (invalid.place, invalid.reason) == ("row 1, byte 0 of its text", "invalid UTF-8")
     assert (missing.place, missing.reason) == ("row 2", "no field 'text'")
     absent = corpora.read_all(CorpusConfig(files=(str(tmp_path),), text_field="body"))
     assert [d.reason for d in absent] == ["no field 'body'"] * 3

@@ -11,7 +11,6 @@ import time
 
 import numpy as np
 import pyarrow as pa
-import pyarrow.parquet as pq
 import pytest
 
 from icl_jax.config import CorpusConfig, StageError
@@ -221,18 +220,15 @@ def test_few_bad_documents_are_listed_and_many_stop_the_run(tokenizer_folder, tm
     assert results["bad_documents"] == {"empty": 1, "invalid UTF-8": 1, "no field 'text'": 1}
 
 
-def test_lost_rows_count_as_bad_documents_in_the_field_they_come_from(tokenizer_folder, tmp_path):
-    path = corpora.write_parquet(tmp_path / "a.parquet", DOCUMENTS, rows=10)
-    column = pq.ParquetFile(path).metadata.row_group(1).column(2)
-    start, size = column.dictionary_page_offset, column.total_compressed_size
-    content = path.read_bytes()
-    path.write_bytes(content[:start] + b"\xff" * size + content[start + size :])
+def test_too_many_bad_documents_are_told_in_the_field_they_come_from(tokenizer_folder, tmp_path):
+    lines = [json.dumps(document) for document in DOCUMENTS[:31]] + ["no JSON"] * 10
+    path = corpora.write(tmp_path / "a.jsonl", "\n".join(lines).encode())
     config = CorpusConfig(files=(str(path),), max_bad_share=0.2)
     with pytest.raises(StageError, match=r"10 of 41 documents .* design\.queries\.max_bad") as stop:
         build_table(
             config, tokenizer_folder, tmp_path / "t", 1 << 20, Runner(1), field="design.queries"
         )
-    assert "10 x unreadable Parquet" in str(stop.value) and "design.corpus" not in str(stop.value)
+    assert "10 x not JSON" in str(stop.value) and "design.corpus" not in str(stop.value)
 
 
 def test_a_table_of_other_rules_is_not_taken(corpus, table, tokenizer_folder, monkeypatch):
@@ -290,3 +286,28 @@ def test_a_truncated_shard_is_named(corpus, tokenizer_folder, tmp_path, name):
     (tmp_path / name).write_bytes(content[: len(content) // 2])
     with pytest.raises(StageError, match=rf"{name} is damaged.*delete"):
         SentenceTable.open(tmp_path)
+
+
+@pytest.mark.parametrize("bad", [0, 2])
+def test_the_step_ends_with_what_was_read_and_what_could_not_be(
+    tokenizer_folder, tmp_path, capsys, bad
+):
+    lines = [json.dumps(document) for document in DOCUMENTS] + ["no JSON"] * bad
+    file = corpora.write(tmp_path / "a.jsonl", "\n".join(lines).encode())
+    config = CorpusConfig(files=(str(file),), max_bad_share=0.1)
+    folder = tmp_path / "table"
+    made = build_table(config, tokenizer_folder, folder, SHARD_BYTES, Runner(1))
+    listed = f", listed in {folder / 'bad_documents.jsonl'}" if bad else ""
+    said = (
+        f"design.corpus: 41 documents, {len(made)} sentences; {bad} documents unreadable{listed}\n"
+    )
+    assert said in capsys.readouterr().out
+
+
+def test_a_truncated_gzip_leaves_no_table(tokenizer_folder, tmp_path):
+    file = corpora.write_jsonl(tmp_path / "a.jsonl.gz", corpora.make_documents(400))
+    file.write_bytes(file.read_bytes()[:-2000])
+    config = CorpusConfig(files=(str(file),), max_bad_share=1.0)
+    with pytest.raises(StageError, match=r"a\.jsonl\.gz is damaged at byte"):
+        build_table(config, tokenizer_folder, tmp_path / "table", SHARD_BYTES, Runner(1))
+    assert not (tmp_path / "table" / "results.json").exists()
