@@ -79,6 +79,8 @@ def pull(folder: Path, only: frozenset[str] | None = None) -> None:
         parent, _, last = name.rpartition("/")
         if (_RECORDS in last and parent in finished) or name.endswith(("/", _PARTIAL)):
             continue
+        if "lock" in parent.split("/"):  # of who works at the URL (`folder_lock`)
+            continue
         if (only is None or last in only) and not _is_same(folder / name, storage.facts(info)):
             wanted.append(name)
     for path in [p for p in folder.rglob("*") if p.is_file()] if folder.exists() else ():

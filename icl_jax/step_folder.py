@@ -8,7 +8,6 @@ and its files go to the URL as they are finished.
 
 import contextlib
 import errno
-import fcntl
 import json
 import os
 from pathlib import Path
@@ -19,7 +18,7 @@ import uuid
 from etils import epath
 
 from icl_jax import mirror, storage
-from icl_jax.config import ConfigError, StageError
+from icl_jax.config import StageError
 from icl_jax.config_tree import differences
 from icl_jax.step_cost import StepCost
 
@@ -88,27 +87,6 @@ def _read_json(file: epath.Path) -> dict | None:
         return json.loads(storage.read_text(file))
     except (FileNotFoundError, NotADirectoryError):
         return None
-
-
-@contextlib.contextmanager
-def alone_in(path: Path):
-    """Holds a folder for this process; a second one that would write there is sent away."""
-    try:
-        path.mkdir(parents=True, exist_ok=True)
-        lock = (path / "lock").open("w")
-    except OSError as error:
-        raise ConfigError(
-            f"{path} cannot be written to ({error.strerror}); choose another folder"
-        ) from None
-    with lock as file:
-        try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            raise StageError(
-                f"another process is at work in {path}; wait for it, stop it, or choose another "
-                "folder"
-            ) from None
-        yield  # the lock ends with the process, however that ends
 
 
 def write_json(path: epath.PathLike, value: dict | list) -> None:

@@ -15,6 +15,7 @@ import logging
 import os
 from pathlib import Path
 import random
+import stat
 import sys
 import time
 from typing import TypeVar
@@ -35,7 +36,18 @@ _TRANSIENT_ERRNO = {
 _CLIENTS = {"gcsfs": 6, "aiohttp": 6, "requests": 6, "botocore": 5, "aiobotocore": 5, "azure": 3}
 _CLIENT_OF = {"gs": "gcsfs (pip install gcsfs)", "s3": "s3fs", "az": "adlfs"}
 
+_OTHER_KINDS = {
+    stat.S_ISFIFO: "named pipe (FIFO)",
+    stat.S_ISSOCK: "socket",
+    stat.S_ISCHR: "device",
+    stat.S_ISBLK: "device",
+}
+
 T = TypeVar("T")
+
+
+class NoFileError(ConfigError):
+    """What is there, but is no file."""
 
 
 class StorageError(StageError):
@@ -45,6 +57,18 @@ class StorageError(StageError):
 def is_remote(path: epath.PathLike) -> bool:
     """Whether it is a URL."""
     return "://" in os.fspath(path)
+
+
+def check_is_file(path: epath.PathLike) -> None:
+    """Stops on what is there but is no file: to open a pipe would wait for ever."""
+    if is_remote(path):
+        return
+    mode = os.stat(path).st_mode
+    kind = next((name for is_kind, name in _OTHER_KINDS.items() if is_kind(mode)), None)
+    if kind:
+        raise NoFileError(
+            f"expected a file, but {path} is a {kind}; write its content to a file and name that"
+        )
 
 
 def retry(work: Callable[[], T], what: str, path: epath.PathLike) -> T:
@@ -105,6 +129,7 @@ def facts(info: dict) -> tuple[int, float]:
 def read_bytes(path: epath.PathLike) -> bytes:
     """The whole content of a file anywhere."""
     if not is_remote(path):
+        check_is_file(path)
         return Path(path).read_bytes()
     client, name = file_system(path)
     return retry(lambda: client.cat_file(name), "read", path)
@@ -131,6 +156,7 @@ def read_range(url: epath.PathLike, offset: int, size: int) -> bytes:
 def open_to_read(path: epath.PathLike) -> io.BufferedIOBase:
     """The bytes of a file anywhere."""
     if not is_remote(path):
+        check_is_file(path)
         return Path(path).open("rb")
     return io.BufferedReader(_Object(path), BLOCK_BYTES)
 
@@ -144,6 +170,25 @@ def write_bytes(url: epath.PathLike, content: bytes) -> None:
         _check_arrived(client, name, len(content))
 
     retry(write, "written", url)
+
+
+def create(url: epath.PathLike, content: bytes) -> bool:
+    """Writes an object that is not there yet; False: it is, and stays as it was.
+
+    If the store wrote it but the answer got lost, the next try finds it: then False, too.
+    """
+    client, name = file_system(url)
+
+    def write() -> bool:
+        try:
+            client.pipe_file(name, content, mode="create")
+        except Exception as error:
+            if isinstance(error, FileExistsError) or _status(error) == "412":
+                return False
+            raise
+        return True
+
+    return retry(write, "created", url)
 
 
 def upload(file: Path, url: epath.PathLike) -> tuple[int, float]:
@@ -264,20 +309,25 @@ def _is_transient(error: Exception) -> bool:
 
 def _tries_of_client(error: Exception) -> int:
     """How often the client has tried before it gave up; 0: it does not try such again."""
-    status = getattr(error, "status", None) or getattr(error, "code", None)
-    if str(status).isdigit() and int(status) not in _TRANSIENT_STATUS:
+    status = _status(error)
+    if status.isdigit() and int(status) not in _TRANSIENT_STATUS:
         return 0
     if type(error).__name__ == "ChecksumError":
         return 0
     return _CLIENTS.get(type(error).__module__.split(".")[0], 0)
 
 
+def _status(error: Exception) -> str:
+    """What the store answered, as "404"; other errors have none."""
+    return str(getattr(error, "status", None) or getattr(error, "code", None))
+
+
 def _with_number(error: Exception, path: epath.PathLike) -> Exception:
     """An error as the operating system would give it, which says whether a file is missing."""
-    status = getattr(error, "status", None) or getattr(error, "code", None)
-    if isinstance(error, FileNotFoundError) or str(status) == "404":
+    status = _status(error)
+    if isinstance(error, FileNotFoundError) or status == "404":
         return FileNotFoundError(errno.ENOENT, "there is no such object", os.fspath(path))
-    if str(error).startswith("Forbidden") or str(status) in ("401", "403"):
+    if str(error).startswith("Forbidden") or status in ("401", "403"):
         told = " ".join(str(error).split())
         return PermissionError(errno.EACCES, f"no permission ({told})", os.fspath(path))
     return error

@@ -3,8 +3,6 @@
 import errno
 import json
 from pathlib import Path
-import subprocess
-import sys
 import time
 
 import numpy as np
@@ -15,7 +13,6 @@ from icl_jax.parallel import Runner, progress_bar, run_shards
 from icl_jax.step_folder import (
     StepFolder,
     absolute,
-    alone_in,
     beside,
     read_results,
     require_space,
@@ -100,16 +97,6 @@ def test_a_step_that_made_nothing_can_be_begun_with_other_inputs(tmp_path):
     StepFolder(tmp_path, {"vocab_size": 300}).complete({})
     with pytest.raises(StageError, match="vocab_size: 300 there"):
         StepFolder(tmp_path, {"vocab_size": 5000})
-
-
-def test_a_second_process_is_sent_away(tmp_path):
-    code = "import sys, pathlib; from icl_jax.step_folder import alone_in\n"
-    code += "with alone_in(pathlib.Path(sys.argv[1])): pass"
-    with alone_in(tmp_path):
-        second = subprocess.run([sys.executable, "-c", code, str(tmp_path)], capture_output=True)
-        assert b"another process is at work in" in second.stderr
-    with alone_in(tmp_path):
-        pass
 
 
 def test_a_file_that_was_not_finished_is_never_there(tmp_path):

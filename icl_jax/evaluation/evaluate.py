@@ -20,8 +20,9 @@ from icl_jax.config import (
 from icl_jax.config_tree import validate
 from icl_jax.evaluation.subject import Subject, open_subject, planned_subject
 from icl_jax.evaluation.task import Task, check_folder, read_finished, read_model, run_task
+from icl_jax.folder_lock import alone_in
 from icl_jax.sharding import make_host_mesh
-from icl_jax.step_folder import OtherInputsError, absolute, alone_in, beside, write_json
+from icl_jax.step_folder import OtherInputsError, absolute, beside, write_json
 from icl_jax.storage import is_remote
 
 # Task -> its module and class; imported when it is asked for.

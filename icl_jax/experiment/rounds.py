@@ -40,11 +40,12 @@ from icl_jax.experiment.round_search import (
 )
 from icl_jax.experiment.rounds_report import report_rounds, show_rounds
 from icl_jax.experiment.stages import run_stages
+from icl_jax.folder_lock import alone_in
 from icl_jax.models import huggingface_format
 from icl_jax.parallel_hosts import by_leader
 from icl_jax.retrieval.design_folders import DesignFolders
 from icl_jax.retrieval.neighbours import Neighbours
-from icl_jax.step_folder import alone_in, read_results, write_json
+from icl_jax.step_folder import read_results, write_json
 from icl_jax.storage import read_text
 from icl_jax.training.train import train
 

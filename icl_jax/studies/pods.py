@@ -23,7 +23,8 @@ import time
 
 from icl_jax.config import ConfigError, StageError
 from icl_jax.flag_errors import ends_in_one_line
-from icl_jax.step_folder import alone_in, beside
+from icl_jax.folder_lock import alone_in
+from icl_jax.step_folder import beside
 
 TOGETHER = 4  # cells of one process
 MEASURE = "icl_jax.studies.pods_measure"

@@ -256,10 +256,7 @@ class _Handler(BaseHTTPRequestHandler):
         if kind == "media":
             return self._put(self._query["name"], self._body)
         if kind == "multipart":
-            boundary = re.search(r'boundary="?([^";]+)', self.headers["Content-Type"])[1].encode()
-            parts = self._body.split(b"--" + boundary)
-            described, content = (re.split(rb"\r?\n\r?\n", p, maxsplit=1)[1] for p in parts[1:3])
-            return self._put(json.loads(described)["name"], re.sub(rb"\r?\n\Z", b"", content))
+            return self._put(*_read_multipart(self.headers["Content-Type"], self._body))
         assert kind == "resumable", self.path
         key = self._query.get("name") or json.loads(self._body)["name"]
         upload = str(next(self.store.counter))
@@ -308,3 +305,18 @@ class _Handler(BaseHTTPRequestHandler):
         if self.store.objects.pop(self._name, None) is None:
             return self._missing()
         return self._send(204)
+
+
+def _read_multipart(content_type: str, body: bytes) -> tuple[str, bytes]:
+    """Name and content of an object.
+
+    The line break before a boundary belongs to the boundary, and is the one that the client's own
+    lines end in: content may end in any other, and may hold text that looks like a boundary.
+    """
+    boundary = b"--" + re.search(r'boundary="?([^";]+)', content_type)[1].encode()
+    line = re.match(re.escape(boundary) + rb"(\r?\n)", body)[1]
+    described, rest = body.split(line + boundary + line, maxsplit=1)
+    content, after = rest.rsplit(line + boundary + b"--", maxsplit=1)
+    assert not after.strip(), after
+    described, content = (part.split(2 * line, maxsplit=1)[1] for part in (described, content))
+    return json.loads(described)["name"], content

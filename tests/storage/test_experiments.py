@@ -78,6 +78,7 @@ def with_all_readers(config):
     )
     evaluation.neighbour_gain.queries = 3
     config.design.examples.arms += ("random_in_context",)
+    config.design.examples.max_related_share = 1.0
     return dataclasses.replace(config, evaluation=evaluation)
 
 

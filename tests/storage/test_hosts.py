@@ -12,10 +12,13 @@ import subprocess
 import sys
 import time
 
+from etils import epath
+import jax
 import pytest
 
 from icl_jax import mirror
-from icl_jax.config import MeshConfig
+from icl_jax.config import BranchesConfig, DataConfig, MeshConfig, TrainingConfig
+from icl_jax.experiment.stages import run_stages
 from tests.experiment.test_stages import small_experiment
 from tests.storage.test_runs import (
     COMMAND,
@@ -34,10 +37,9 @@ def can_mount() -> bool:
     return bool(shutil.which("unshare")) and not subprocess.run(command, check=False).returncode
 
 
-pytestmark = [
-    pytest.mark.slow,
-    pytest.mark.skipif(not can_mount(), reason="needs the right to mount (unshare --mount)"),
-]
+pytestmark = pytest.mark.skipif(
+    not can_mount(), reason="needs the right to mount (unshare --mount)"
+)
 
 
 def begin(folder: Path, number: int, devices: int, command) -> subprocess.Popen:
@@ -46,7 +48,8 @@ def begin(folder: Path, number: int, devices: int, command) -> subprocess.Popen:
     for made in (disk, place):
         made.mkdir(exist_ok=True)
     mount = shlex.join(["mount", "--bind", str(disk), str(place)])
-    xla = f"--xla_force_host_platform_device_count={devices}"
+    flags = [flag for flag in os.environ["XLA_FLAGS"].split() if "device_count" not in flag]
+    xla = " ".join([*flags, f"--xla_force_host_platform_device_count={devices}"])
     return subprocess.Popen(
         ["unshare", "--mount", "sh", "-c", f"{mount}; exec {shlex.join(command)}"],
         cwd=ROOT, env=os.environ | {"XLA_FLAGS": xla, mirror.PLACE: str(place)},
@@ -71,6 +74,34 @@ def end(*processes: subprocess.Popen) -> str:
     return told
 
 
+def command_for(config, folder: Path) -> list[str]:
+    held = folder / "config.pickle"
+    held.write_bytes(pickle.dumps(config))
+    return [sys.executable, "-m", "icl_jax.main", f"--workdir={WORK}",
+            f"--config=tests/experiment/pickled_config.py:{held}"]  # fmt: skip
+
+
+def test_two_hosts_design_and_train_in_a_bucket_as_one_does_on_a_disk(gcs, tmp_path):
+    """All small: another test has the whole command, with its evaluation."""
+    config = small_experiment(tmp_path, people=8)
+    config.design.examples.arms = ("neighbours_in_context",)
+    config = dataclasses.replace(
+        config, mesh=MeshConfig(), branches=BranchesConfig(),
+        training=TrainingConfig(steps=2, checkpoint_every=2, log_every=1),
+        data=DataConfig(sources=("design:neighbours_in_context",), pack=True),
+    )  # fmt: skip
+    command = [*command_for(config, tmp_path), "--stages=design,train"]
+    job = begin_two(tmp_path, command)
+    with jax.numpy_dtype_promotion("standard"):  # Optax mixes dtypes
+        run_stages(config, epath.Path(tmp_path / "run"), ("design", "train"))
+    end(*job)
+    assert objects_below(gcs, f"{WORK}/design") == files_below(tmp_path / "run" / "design")
+    ours = metrics_in(gcs.content(f"{WORK}/metrics.jsonl").decode())
+    assert ours == pytest.approx(metrics_in((tmp_path / "run/metrics.jsonl").read_text()), rel=1e-5)
+    assert f"{config.training.steps}/commit_success.txt" in gcs.names(f"{WORK}/checkpoints")
+
+
+@pytest.mark.slow
 def test_two_hosts_with_a_bucket_come_to_what_one_does_with_a_disk(gcs, tmp_path):
     pack_corpus(gcs, tmp_path)
     end(*begin_two(tmp_path, [*COMMAND, f"--workdir={WORK}"]))
@@ -84,15 +115,13 @@ def test_two_hosts_with_a_bucket_come_to_what_one_does_with_a_disk(gcs, tmp_path
     assert ours == pytest.approx(theirs, rel=1e-5)
 
 
+@pytest.mark.slow
 def test_two_hosts_run_rounds_in_a_bucket_and_others_go_on_with_it(gcs, tmp_path):
     """Killed in the second round, when the first one's files are in the bucket alone."""
     config = small_experiment(tmp_path)
     arms = ("regular", "neighbours_in_context")
     config.branches = dataclasses.replace(config.branches, arms=arms)
-    held = tmp_path / "config.pickle"
-    held.write_bytes(pickle.dumps(dataclasses.replace(config, mesh=MeshConfig(), rounds=2)))
-    command = [sys.executable, "-m", "icl_jax.main", f"--workdir={WORK}",
-               f"--config=tests/experiment/pickled_config.py:{held}"]  # fmt: skip
+    command = command_for(dataclasses.replace(config, mesh=MeshConfig(), rounds=2), tmp_path)
     job = begin_two(tmp_path, command)
     while "bucket/mine/rounds/2/design/corpus_vectors/results.json" not in gcs.objects:
         assert all(process.poll() is None for process in job), job[0].communicate()[0]

@@ -1,6 +1,8 @@
 """Reading and writing at a URL: passing failures are tried again, and nothing half is ever read."""
 
+import importlib
 import logging
+import re
 import subprocess
 import sys
 import time
@@ -38,6 +40,29 @@ def test_a_url_is_opened_by_the_same_client_whether_tensorflow_is_there_or_not(g
     assert type(epath.Path(FILE)._backend).__name__ == "_FileSystemSpecBackend"
     client = epath.Path(FILE)._backend.fs(FILE)
     assert not client.dircache.use_listings_cache  # else it would not see what others write
+
+
+ENDS = (b"\n", b"\r", b"\r\n", b"\n\r", b"\n\n", b"\r\n\r\n", b"\0", b" ", b"")
+LIKE_A_BOUNDARY = (
+    b"--==0==", b"\n--==0==\n", b"\r\n--==0==--\r\n", b"\n--==0==--", b"\n\n--==0==\n\n",
+)  # fmt: skip
+
+
+@pytest.mark.parametrize("client", ["gcsfs", "google-cloud-storage"])
+def test_every_byte_of_a_body_arrives_whatever_it_ends_in(gcs, client):
+    bodies = [b"body" + end for end in ENDS] + [b"a" + x + b"b" + x for x in LIKE_A_BOUNDARY]
+    bodies += ENDS  # nothing but a line break
+    for body in bodies:
+        if client == "gcsfs":
+            storage.write_bytes(FILE, body)
+        else:
+            uploads = pytest.importorskip("google.cloud.storage")
+            anonymous = importlib.import_module("google.auth.credentials").AnonymousCredentials()
+            bucket = uploads.Client("none", anonymous).bucket("bucket")
+            bucket.blob("folder/file").upload_from_string(body)
+        assert gcs.content(FILE) == body == storage.read_bytes(FILE)
+    kinds = {kind for asked in gcs.requests for kind in re.findall(r"uploadType=(\w+)", asked)}
+    assert kinds == {"multipart"}
 
 
 @pytest.mark.parametrize("failure", ["503", "429", "reset", "cut"])
