@@ -3,7 +3,7 @@
 Models name logical axes only; which devices hold what is decided here and nowhere else.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 import contextlib
 import math
 
@@ -85,6 +85,29 @@ def spec(logical_axes: Sequence[str | None], shape: Sequence[int], mesh) -> Part
             wanted = ()
         entries.append(wanted[0] if len(wanted) == 1 else wanted or None)
     return PartitionSpec(*entries)
+
+
+def own_rows(like: jax.ShapeDtypeStruct, owns: Callable | None = None) -> np.ndarray:
+    """The rows (places in axis 0) that this process must supply, in rising order.
+
+    They are asked of the sharding: a mesh may have its devices in any order (that of a real slice
+    is not that of its hosts), and several processes may need the same rows. `owns`: which devices
+    are this process' own.
+    """
+    owns = owns or (lambda device: device.process_index == jax.process_index())
+    every, places = np.arange(like.shape[0]), like.sharding.devices_indices_map(like.shape)
+    held = [every[index[0]] for device, index in places.items() if owns(device)]
+    return np.unique(np.concatenate(held))
+
+
+def put_rows(local: np.ndarray, like: jax.ShapeDtypeStruct) -> jax.Array:
+    """The array of all processes; each gives its `own_rows`."""
+    rows, every = own_rows(like), np.arange(like.shape[0])
+
+    def part(index: tuple[slice, ...]) -> np.ndarray:
+        return local[(np.searchsorted(rows, every[index[0]]), *index[1:])]
+
+    return jax.make_array_from_callback(like.shape, like.sharding, part)
 
 
 def constrain(x: jax.Array, *logical_axes: str | None) -> jax.Array:

@@ -2,7 +2,7 @@
 not on hosts, workers or restarts.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 import dataclasses
 import hashlib
 import json
@@ -41,7 +41,7 @@ class Data:
     @property
     def steps_per_epoch(self) -> float | None:
         """Steps that see every record once; None where several sources have epochs of their own."""
-        return self.sources[0].num_rows / self.batch_size if len(self.sources) == 1 else None
+        return self.sources[0].rows_per_epoch / self.batch_size if len(self.sources) == 1 else None
 
     @property
     def smallest_token(self) -> tuple[int, epath.Path]:
@@ -107,17 +107,18 @@ def make_batches(
     *,
     steps: int,
     start: int = 0,
-    process_index: int = 0,
-    process_count: int = 1,
+    rows: Sequence[int] | None = None,
     workers: int = 0,
     prefetch: int = 4,
     pad_token_id: int = 0,
 ) -> "BatchIterator":
-    """This host's part of batches `start` to `steps - 1`, in order, read ahead in the background.
+    """Batches `start` to `steps - 1`, in order, read ahead in the background.
+
+    `rows`: those of each global batch that this host needs; None: all.
 
     Ask for several workers only under `if __name__ == "__main__"`: they import the main module.
     """
-    batches = GlobalBatches(data, steps, process_index, process_count, pad_token_id)
+    batches = GlobalBatches(data, steps, rows, pad_token_id)
     reading = grain.ReadOptions(num_threads=min(prefetch, _THREADS), prefetch_buffer_size=prefetch)
     processes = grain.MultiprocessingOptions(num_workers=workers, per_worker_buffer_size=prefetch)
 
@@ -163,24 +164,17 @@ class BatchIterator(grain.DatasetIterator):
 
 
 class GlobalBatches(grain.sources.RandomAccessDataSource):
-    """`[n]`: the rows of batch n that belong to host `process_index`, a contiguous part."""
+    """`[n]`: batch n, or those of its rows that are asked for."""
 
     def __init__(
         self,
         data: Data,
         steps: int,
-        process_index: int = 0,
-        process_count: int = 1,
+        rows: Sequence[int] | None = None,
         pad_token_id: int = 0,
     ):
-        if data.batch_size % process_count:
-            raise ConfigError(
-                f"batch_size must be a multiple of the {process_count} processes, "
-                f"got {data.batch_size}"
-            )
-        rows = data.batch_size // process_count
-        self._part = slice(process_index * rows, (process_index + 1) * rows)
-        self._shape = (rows, data.sequence_length)
+        self._rows = np.arange(data.batch_size) if rows is None else np.asarray(rows)
+        self._shape = (len(self._rows), data.sequence_length)
         self._mixture, self._steps, self._pad_token_id = data.mixture, steps, pad_token_id
         self._streams = [
             RowStream(source.shards, source.plan, _source_seed(data.seed, i))
@@ -196,7 +190,7 @@ class GlobalBatches(grain.sources.RandomAccessDataSource):
             raise IndexError(f"expected a step from 0 to {self._steps - 1}, got {n}")
         tokens_BT = np.full(self._shape, self._pad_token_id, np.int32)
         group_BT = np.zeros(self._shape, np.int32)
-        source_B, number_B = (rows[self._part] for rows in self._mixture.rows(n))
+        source_B, number_B = (every[self._rows] for every in self._mixture.rows(n))
         for row, (source, number) in enumerate(zip(source_B.tolist(), number_B.tolist())):
             self._streams[source].fill(number, tokens_BT[row], group_BT[row])
         return {"tokens": tokens_BT, "group": group_BT}

@@ -4,6 +4,7 @@ A unit is a run of records with the same `batch_group` (a record without one is 
 rows must land in the same batch. Rows come in bundles, whole units each, that a batch takes as one.
 Packed, units that fit into one row share rows; a unit of several rows has them for itself.
 A run may go on in the next shard: to be together without need breaks no promise, to be cut does.
+Who shares a row or a bundle with a unit is drawn anew each epoch.
 """
 
 import collections
@@ -16,14 +17,41 @@ from icl_jax.data.tfrecord import RecordError
 
 
 @dataclasses.dataclass(frozen=True)
+class Places:
+    """Where units lie in the first epoch: places that others of their size take in later ones."""
+
+    seed: int
+    sizes: np.ndarray  # of each unit: its records,
+    length: np.ndarray  # its tokens if it is one row, else its rows as a negative number,
+    block: np.ndarray  # and its block: one row that short units share, or all rows of a longer unit
+    block_rows: np.ndarray  # of each block, how many,
+    first_row: np.ndarray  # and the first of them
+    row_in_unit: np.ndarray  # of each record
+
+    def rows(self, epoch: int) -> np.ndarray:
+        """The row of each record. Units of one length trade blocks, blocks of one size places.
+
+        So every epoch has the same rows and bundles, filled as far, and other company in them.
+        """
+        block, first_row = self.block, self.first_row
+        if epoch:
+            # RandomState's stream is frozen: a plan must not change with numpy's version.
+            random = np.random.RandomState([self.seed, epoch])
+            block = block[_trade(self.length, random)]
+            first_row = first_row[_trade(self.block_rows, random)]
+        return np.repeat(first_row[block], self.sizes) + self.row_in_unit
+
+
+@dataclasses.dataclass(frozen=True)
 class Plan:
-    """Rows of a source; bundle b is the rows from b * rows_per_bundle on."""
+    """Rows of one epoch of a source; bundle b is the rows from b * rows_per_bundle on."""
 
     num_rows: int
     rows_per_bundle: int = 1
     # Row i holds records[starts[i]:starts[i + 1]]; None: row i is record i, which costs no memory.
     starts: np.ndarray | None = None
     records: np.ndarray | None = None
+    places: Places | None = None  # None: the rows are the same in every epoch
 
     @property
     def num_bundles(self) -> int:
@@ -35,6 +63,12 @@ class Plan:
             return np.array([row])
         return self.records[self.starts[row] : self.starts[row + 1]]
 
+    def of_epoch(self, epoch: int) -> "Plan":
+        """The plan of another epoch, by this one of epoch 0; it has as many rows."""
+        if epoch == 0 or self.places is None:
+            return self
+        return _plan(self.places.rows(epoch), self.rows_per_bundle)
+
 
 def make_plan(
     tokens: np.ndarray,  # of each record, how many
@@ -44,6 +78,7 @@ def make_plan(
     rows_together: int,  # rows of this source that every batch takes, or a divisor of them
     pack: bool,
     seed: int,
+    one_unit: bool = False,  # the records of a unit share rows, but with no other unit's
     place: Callable[[int], str] = "record {}".format,  # names a record in messages
 ) -> Plan:
     """Arranges records that all fit into a row; the same arguments always give the same plan."""
@@ -53,11 +88,15 @@ def make_plan(
     if not has_units:
         return _plan(best_fit(tokens, sequence_length, _shuffled(len(tokens), seed)), 1)
     first, sizes = _find_units(batch_group)
-    if pack:
+    if pack or one_unit:
         row_in_unit, rows = _pack_units(tokens, first, sizes, sequence_length)
-        block = _share_rows(tokens, first, rows, sequence_length, seed)
     else:
         row_in_unit, rows = np.arange(len(tokens)) - np.repeat(first, sizes), sizes
+    if one_unit and rows.max() == 1:  # in the order of the units, as if each were one record
+        return _plan(np.repeat(np.arange(len(rows)), sizes), 1)
+    if pack:
+        block = _share_rows(tokens, first, rows, sequence_length, seed)
+    else:
         block = np.arange(len(rows))
     too_large = np.flatnonzero(rows > rows_together)
     if len(too_large):
@@ -72,15 +111,25 @@ def make_plan(
     block_rows[block] = rows
     bundle = best_fit(block_rows, rows_together, _shuffled(len(block_rows), seed))
     first_row = bundle * rows_together + _place_in_bundle(bundle, block_rows)
-    return _plan(np.repeat(first_row[block], sizes) + row_in_unit, rows_together)
+    totals = np.add.reduceat(tokens, first, dtype=np.int64)
+    length = np.where(rows == 1, totals, -rows)
+    places = Places(seed, sizes, length, block, block_rows, first_row, row_in_unit)
+    return dataclasses.replace(_plan(places.rows(0), rows_together), places=places)
 
 
-def count_packed_rows(
-    tokens: np.ndarray, batch_group: np.ndarray, sequence_length: int, seed: int
+def count_units(batch_group: np.ndarray) -> int:
+    """How many units records with these batch groups are."""
+    return len(_find_units(batch_group)[0])
+
+
+def count_rows(
+    tokens: np.ndarray, batch_group: np.ndarray, sequence_length: int, pack: bool, seed: int
 ) -> int:
-    """How many rows records with batch groups take when they are packed, bundles apart."""
+    """How many rows records take when they are packed, or one unit to a row; bundles apart."""
     first, sizes = _find_units(batch_group)
     _, rows = _pack_units(tokens, first, sizes, sequence_length)
+    if not pack:
+        return int(rows.sum())
     block = _share_rows(tokens, first, rows, sequence_length, seed)
     return int(block.max() + 1 + (rows - 1).sum())  # a block is a row, or a unit of several
 
@@ -116,6 +165,15 @@ def _find_units(batch_group: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     first = np.flatnonzero((batch_group[1:] != batch_group[:-1]) | (batch_group[1:] < 0)) + 1
     first = np.concatenate([[0], first])
     return first, np.diff(first, append=len(batch_group))
+
+
+def _trade(size: np.ndarray, random: np.random.RandomState) -> np.ndarray:
+    """For each item another one of its size, in random order, or itself; each comes once."""
+    order = random.permutation(len(size))
+    order = order[np.argsort(size[order], kind="stable")]
+    traded = np.empty_like(order)
+    traded[np.argsort(size, kind="stable")] = order
+    return traded
 
 
 def _plan(row: np.ndarray, rows_per_bundle: int) -> Plan:

@@ -3,18 +3,22 @@
 from collections.abc import Iterator
 import dataclasses
 import functools
+import json
 
 from etils import epath
 import grain
 import numpy as np
 
-from icl_jax.data.packing import Plan, make_plan
+from icl_jax.config_problems import ONE_QUERY, PACKED
+from icl_jax.data.packing import Plan, count_units, make_plan
 from icl_jax.data.shard_index import ShardIndex, load_indexes
 from icl_jax.data.shards import Shards, find_shards
 from icl_jax.data.tfrecord import RecordError, damage
+from icl_jax.storage import read_text
 
 # Grain's shuffle tries numbers below 2**16 until one is in range: 25 us from here on, 15 ms for 4.
 _FEW_BUNDLES = 1 << 14
+_PLANS = 2  # of epochs, kept by a stream: what is read ahead may be of the next one
 
 
 @dataclasses.dataclass
@@ -25,6 +29,7 @@ class Source:
     paths: list[epath.Path]
     indexes: list[ShardIndex]
     sequence_length: int
+    one_query: bool = False  # its folder says: a row holds one query and what belongs to it
     plan: Plan = dataclasses.field(init=False)
 
     @functools.cached_property
@@ -44,12 +49,29 @@ class Source:
         return self.plan.num_rows
 
     @property
+    def rows_per_epoch(self) -> int:
+        """Rows that make up an epoch: all; of one query a row, as many as there are queries.
+
+        So arms with the same queries have equal epochs, though a query whose sentences stand apart
+        may take a row more, for the special tokens of each.
+        """
+        if not self.one_query:
+            return self.num_rows
+        return count_units(np.concatenate([index.batch_group for index in self.indexes]))
+
+    @property
     def filled(self) -> float:
         """The share of the rows' places that hold a token."""
         return self.num_tokens / (self.num_rows * self.sequence_length)
 
     def make_plan(self, rows_together: int, pack: bool, seed: int) -> None:
         """Arranges the rows; a batch takes a multiple of `rows_together` of them."""
+        if pack and self.one_query:
+            raise RecordError(
+                f"data.pack=True would put several examples into a row, but {self.name} was "
+                "designed for one query a row (design.examples.rows=one_query); set data.pack to "
+                "False, or design the examples with rows=packed"
+            )
         if not pack and all((index.batch_group < 0).all() for index in self.indexes):
             self.plan = Plan(self.num_records)
             return
@@ -60,6 +82,7 @@ class Source:
             rows_together=rows_together,
             pack=pack,
             seed=seed,
+            one_unit=self.one_query,
             place=self.shards.place,
         )
 
@@ -87,11 +110,19 @@ class Source:
 def open_source(name: str, sequence_length: int) -> Source:
     """Finds and indexes the shards; raises RecordError where they cannot be used."""
     paths = find_shards(name)
-    source = Source(name, paths, load_indexes(paths), sequence_length)
+    one_query = row_holds(name) == ONE_QUERY
+    source = Source(name, paths, load_indexes(paths), sequence_length, one_query)
     if not source.num_records:
         raise RecordError(f"expected records in {name}, got {len(paths)} empty shards; build them")
     _check_lengths(source)
     return source
+
+
+def row_holds(name: str) -> str:
+    """What the design of a folder of records says a row holds; of other sources: packed."""
+    results = epath.Path(name) / "results.json"
+    held = json.loads(read_text(results)) if results.exists() else {}
+    return held.get("row_holds", PACKED)
 
 
 def _check_lengths(source: Source) -> None:
@@ -108,19 +139,21 @@ def _check_lengths(source: Source) -> None:
 
 
 class RowStream:
-    """Row k of an endless stream over a source: every pass is a new shuffle of its bundles."""
+    """Row k of an endless stream over a source: every pass has bundles of its own, shuffled."""
 
     def __init__(self, shards: Shards, plan: Plan, seed: int):
         self._shards, self._plan, self._seed = shards, plan, seed
+        self._plans: dict[int, Plan] = {}  # of the last epochs
         # Addressed at random in constant time and memory; reshuffled on each pass.
         self._shuffled = grain.MapDataset.range(plan.num_bundles).shuffle(seed=seed).repeat()
 
     def fill(self, k: int, tokens_T: np.ndarray, group_T: np.ndarray) -> None:
         """Writes row k into arrays that hold padding; packed records keep their groups apart."""
         bundle, row = divmod(k, self._plan.rows_per_bundle)
-        row += self._bundle(bundle) * self._plan.rows_per_bundle
+        plan = self._plan_of(bundle // self._plan.num_bundles)
+        row += self._bundle(bundle) * plan.rows_per_bundle
         position = last_group = 0
-        for record in self._plan.records_of(row):
+        for record in plan.records_of(row):
             features = self._shards[record]
             tokens = features["tokens"]
             group = features.get("group", np.int64(1))
@@ -129,6 +162,14 @@ class RowStream:
             group_T[part] = np.where(group > 0, group + last_group, 0)
             position += len(tokens)
             last_group = max(last_group, int(group_T[part].max()))
+
+    def _plan_of(self, epoch: int) -> Plan:
+        plan = self._plans.get(epoch)
+        if plan is None:  # two threads may both make it: it is the same
+            plan = self._plans[epoch] = self._plan.of_epoch(epoch)
+            for old in [*self._plans][:-_PLANS]:
+                self._plans.pop(old, None)
+        return plan
 
     def _bundle(self, k: int) -> int:
         count = self._plan.num_bundles

@@ -11,7 +11,7 @@ import time
 import numpy as np
 import pytest
 
-from icl_jax.config import ConfigError, DataConfig
+from icl_jax.config import DataConfig
 from icl_jax.data.input_pipeline import GlobalBatches, make_batches, open_data
 from icl_jax.data.packing import Plan
 from icl_jax.data.source import RowStream
@@ -67,17 +67,20 @@ def numbers_of(tokens: np.ndarray) -> list[int]:
 def test_hosts_together_read_the_batch_that_one_host_reads(folders, pack, hosts):
     expected = read(open_mixed(folders, pack=pack), 11)
     parts = [
-        read(open_mixed(folders, pack=pack), 11, process_index=host, process_count=hosts)
+        read(open_mixed(folders, pack=pack), 11, rows=range(host, BATCH, hosts))
         for host in range(hosts)
     ]
     assert parts[0][0]["tokens"].shape == (BATCH // hosts, LENGTH)
-    joined = [{k: np.concatenate([b[k] for b in batch]) for k in batch[0]} for batch in zip(*parts)]
+    joined = [
+        {k: np.stack([b[k] for b in batch], axis=1).reshape(BATCH, LENGTH) for k in batch[0]}
+        for batch in zip(*parts)
+    ]
     assert_same(joined, expected)
 
 
 def test_a_host_reads_only_its_own_rows(folders, monkeypatch):
     data, places = open_one(folders[0]), []
-    batches = GlobalBatches(data, 1, process_index=1, process_count=4)
+    batches = GlobalBatches(data, 1, rows=[5, 2])
     original = type(data.sources[0].shards).__getitem__
     monkeypatch.setattr(
         type(data.sources[0].shards),
@@ -223,6 +226,75 @@ def test_the_numbers_of_a_source_are_told(folders):
     assert grouped.num_rows % 4 == 0
 
 
+def company_of(batches, group_of) -> list[frozenset]:
+    """The batch groups of each batch."""
+    return [frozenset(group_of[n] for n in numbers_of(batch["tokens"])) for batch in batches]
+
+
+@pytest.mark.parametrize("pack", [False, True])
+def test_batch_groups_have_other_company_in_every_epoch_whoever_reads_from_wherever(tmp_path, pack):
+    group_of = {i: i // 3 for i in range(120)}
+    records = [record(i, 3 + i % 7, batch_group=i // 3) for i in range(120)]
+    source = write_source(tmp_path / "many", [records[:50], records[50:]])
+    data = open_one(source, pack=pack)
+    per_epoch = int(data.steps_per_epoch)
+    assert per_epoch == data.steps_per_epoch > 4
+    batches = read(data, 4 * per_epoch)
+    company = company_of(batches, group_of)
+    epochs = [company[i : i + per_epoch] for i in range(0, len(company), per_epoch)]
+    for epoch in epochs:  # every group once, whole
+        assert sum(map(len, epoch)) == len(frozenset().union(*epoch)) == 40
+    assert len(set(company)) > 0.9 * len(company)
+    for host in range(2):
+        part = np.arange(host, BATCH, 2)
+        start = 2 * per_epoch - 1  # across the border of two epochs, which were not read before
+        mine = read(open_one(source, pack=pack), 3 * per_epoch, start=start, rows=part)
+        wanted = [{k: x[part] for k, x in b.items()} for b in batches[start : 3 * per_epoch]]
+        assert_same(mine, wanted)
+
+
+def write_arms(tmp_path, longest=5) -> list[str]:
+    """Ten queries alone, with what belongs to them in context, and the same in batch."""
+    told = {"row_holds": "one_query"}
+    rows = {"task_only": [], "in_context": [], "in_batch": []}
+    for query in range(10):
+        sizes = [2, longest, 4][: 1 + query % 3]
+        rows["task_only"].append(record(query, 2))
+        rows["in_context"].append(record(query, sum(sizes)))
+        rows["in_batch"] += [record(query, size, batch_group=query) for size in sizes]
+    for arm, records in rows.items():
+        write_source(tmp_path / arm, [records])
+        (tmp_path / arm / "results.json").write_text(json.dumps(told))
+    return [str(tmp_path / arm) for arm in rows]
+
+
+def test_one_query_a_row_gives_every_arm_the_same_queries_in_each_update(tmp_path):
+    arms = [open_one(arm, batch_size=4) for arm in write_arms(tmp_path)]
+    assert [data.steps_per_epoch for data in arms] == [2.5] * 3
+    task_only, in_context, in_batch = (read(data, 7) for data in arms)
+    for alone, together, apart in zip(task_only, in_context, in_batch):
+        queries = alone["tokens"][:, 0].tolist()
+        assert together["tokens"][:, 0].tolist() == apart["tokens"][:, 0].tolist() == queries
+        np.testing.assert_equal(together["tokens"], apart["tokens"])
+        assert together["group"].max() == 1
+        assert apart["group"].max(axis=1).tolist() == [1 + query % 3 for query in queries]
+
+
+def test_epochs_stay_equal_where_sentences_apart_take_a_row_more(tmp_path):
+    data = open_one(write_arms(tmp_path, longest=9)[2], batch_size=4)
+    assert data.sources[0].num_rows > 10 and data.steps_per_epoch == 2.5
+    for batch in read(data, 6):
+        for row in batch["tokens"]:
+            assert len(set(row) - {PAD}) <= 1
+
+
+def test_records_for_one_query_a_row_are_not_packed(tmp_path):
+    (arm, *_) = write_arms(tmp_path)
+    message = f"data.pack=True would put several .* but {arm} was designed for one query a row"
+    with pytest.raises(RecordError, match=message):
+        open_one(arm, pack=True)
+
+
 def test_tokens_outside_the_vocabulary_are_named_by_file_and_byte(folders):
     data = open_mixed(folders)
     assert (data.smallest_token[0], data.largest_token[0]) == (100, 226)
@@ -284,11 +356,6 @@ def test_wrong_phases_and_no_sources_are_told(folders):
     config = DataConfig(sources=folders[:1], phases=((0, (1, 1)),))
     with pytest.raises(RecordError, match="the phase from step 0 has 2 weights for 1 sources"):
         open_data(config, BATCH, LENGTH, 0)
-
-
-def test_a_batch_must_divide_over_the_hosts(folders):
-    with pytest.raises(ConfigError, match="must be a multiple of the 3 processes, got 8"):
-        make_batches(open_one(folders[0]), steps=1, process_count=3)
 
 
 def test_damage_that_comes_later_stops_the_batch_that_reads_it(tmp_path):

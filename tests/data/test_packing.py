@@ -123,3 +123,63 @@ def test_a_group_larger_than_its_part_of_a_batch_is_named():
 def test_records_without_a_group_are_not_taken_for_one():
     plan = plan_of(np.ones(5, np.int32), np.array([-1, -1, -1, 0, 0]), pack=False, rows_together=2)
     assert plan.num_rows == 6
+
+
+@pytest.mark.parametrize("pack", [False, True])
+def test_every_epoch_deals_the_company_of_a_bundle_anew_and_keeps_its_promises(pack):
+    tokens, group = some_records(units=True)
+    first = plan_of(tokens, group, pack=pack)
+    later = [first.of_epoch(epoch) for epoch in (1, 2)]
+    assert first.of_epoch(0) is first
+    assert [rows_of(plan) for plan in later] == [rows_of(first.of_epoch(e)) for e in (1, 2)]
+    company = []
+    for plan in (first, *later):
+        rows = rows_of(plan)
+        assert plan.num_rows == first.num_rows and plan.rows_per_bundle == 12
+        assert sorted(itertools.chain(*rows)) == list(range(len(tokens)))
+        assert all(tokens[row].sum() <= LENGTH for row in rows)
+        assert sum(map(bool, rows)) == sum(map(bool, rows_of(first)))  # filled as far
+        bundles = [[*itertools.chain(*rows[i : i + 12])] for i in range(0, len(rows), 12)]
+        held = [set(group[bundle]) - {-1} for bundle in bundles]
+        assert sum(map(len, held)) == len(set().union(*held))  # no group in two bundles
+        company.append(
+            {pair for groups in held for pair in itertools.combinations(sorted(groups), 2)}
+        )
+    for one, other in itertools.combinations(company, 2):
+        assert len(one & other) < 0.5 * len(one)
+
+
+def test_units_that_share_a_row_find_others_there_in_the_next_epoch():
+    rng = np.random.default_rng(0)
+    tokens, group = rng.integers(1, 5, 300).astype(np.int32), np.repeat(np.arange(100), 3)
+    plan = plan_of(tokens, group, pack=True, rows_together=4)
+    rows, again = (
+        {frozenset(group[row].tolist()) for row in rows_of(p)} for p in (plan, plan.of_epoch(1))
+    )
+    assert len(rows & again) < len(rows) / 2
+
+
+def test_one_unit_a_row_has_a_row_for_each_unit_in_their_order():
+    tokens, group = np.array([9, 9, 9, 20, 4, 5], np.int32), np.array([7, 7, 7, 3, 3, -1])
+    plan = plan_of(tokens, group, pack=False, one_unit=True)
+    assert rows_of(plan) == [[0, 1, 2], [3, 4], [5]] and plan.rows_per_bundle == 1
+
+
+def test_a_unit_too_long_for_one_row_takes_more_of_one_bundle_and_shares_none():
+    tokens = np.array([20, 20, 5, 5, 5, 5], np.int32)
+    plan = plan_of(tokens, np.array([7, 7, 3, 3, 4, 4]), pack=False, rows_together=2, one_unit=True)
+    assert plan.rows_per_bundle == 2
+    bundles = sorted(sorted(rows_of(plan)[i : i + 2]) for i in (0, 2))
+    assert bundles == [[[0], [1]], [[2, 3], [4, 5]]]
+
+
+def test_rows_whose_units_cannot_be_traded_still_trade_their_bundle():
+    tokens = np.arange(16, 31, dtype=np.int32)  # each needs a row, and no two are as long
+    tokens, group = np.append(tokens, [31, 31]), np.append(np.arange(15), [15, 15])
+    plan = plan_of(tokens, group, pack=True, rows_together=3)
+    company = []
+    for epoch in (0, 1):
+        rows = rows_of(plan.of_epoch(epoch))
+        held = [[*itertools.chain(*rows[i : i + 3])] for i in range(0, len(rows), 3)]
+        company.append({frozenset(group[bundle].tolist()) for bundle in held})
+    assert len(company[0] & company[1]) <= 1
