@@ -4,7 +4,8 @@ from typing import NamedTuple
 
 from etils import epath
 
-from icl_jax.config import StageError
+from icl_jax.config import ExamplesConfig, StageError
+from icl_jax.config_problems import PACKED, RUNNING_TEXT
 from icl_jax.retrieval.design_folders import design_workdir
 
 PREFIX = "design:"  # a source called design:contiguous is that arm of the same workdir
@@ -44,6 +45,11 @@ def strategies_of(arms: tuple[str, ...]) -> list[str]:
     wanted = {ARMS[arm].strategy for arm in arms if arm in ARMS}
     wanted |= {needed for strategy in wanted for needed in STRATEGIES[strategy]}
     return [strategy for strategy in STRATEGIES if strategy in wanted]
+
+
+def planned_rows(examples: ExamplesConfig, arm: str) -> str:
+    """What a row of this arm holds by the config of a design; running text is always packed."""
+    return PACKED if arm in RUNNING_TEXT else examples.rows
 
 
 def is_arm(source: str) -> bool:

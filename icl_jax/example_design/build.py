@@ -9,11 +9,12 @@ import dataclasses
 import os
 from pathlib import Path
 
-from icl_jax.config import ConfigError, ExamplesConfig, ExperimentConfig, StageError
+from icl_jax.commands import suggest
+from icl_jax.config import ConfigError, DesignConfig, ExamplesConfig, ExperimentConfig, StageError
 from icl_jax.config_tree import to_dict
 from icl_jax.corpus.tokenizers import Tokenizer, load
 from icl_jax.example_design import contiguous, neighbour_groups, random_groups, task_only
-from icl_jax.example_design.arms import ARMS, NEED_NEIGHBOURS, strategies_of
+from icl_jax.example_design.arms import ARMS, NEED_NEIGHBOURS, planned_rows, strategies_of
 from icl_jax.example_design.card.data_card import write_card
 from icl_jax.example_design.dependents import explain_all
 from icl_jax.example_design.document_path import check_queries, make_document_path
@@ -26,13 +27,14 @@ from icl_jax.example_design.overlap import check_evaluation_files, find_overlap
 from icl_jax.example_design.records import write_arm
 from icl_jax.example_design.sentences import Sentences
 from icl_jax.example_design.shared_entity import make_related_by_entity
+from icl_jax.folder_lock import alone_in
 from icl_jax.parallel import Runner, progress_bar, run_shards
 from icl_jax.retrieval.design_folders import DesignFolders, shard_bytes_of
 from icl_jax.retrieval.find_related import check_design, find_related
 from icl_jax.retrieval.neighbours import Neighbours
 from icl_jax.retrieval.search import describe_thresholds
 from icl_jax.sharding import make_host_mesh
-from icl_jax.step_folder import OtherInputsError, StepFolder, alone_in, read_inputs, write_json
+from icl_jax.step_folder import OtherInputsError, StepFolder, read_inputs, write_json
 
 
 def design(config: ExperimentConfig, workdir: str | os.PathLike) -> None:
@@ -46,6 +48,7 @@ def design(config: ExperimentConfig, workdir: str | os.PathLike) -> None:
         except OtherInputsError as error:
             raise explain_all(error, folders) from None
     _print_summary(results, workdir)
+    _print_related(config.design, folders)
 
 
 def _run_steps(
@@ -135,6 +138,7 @@ class Build:
             shard_bytes_of(self.config.design),
             self.runner,
             self.folders.arms / arm,
+            planned_rows(self.examples, arm),
         )
 
     def _contiguous(self) -> Groups:
@@ -193,7 +197,7 @@ class Build:
                 self.marks, self.config.seed, folder,
             )  # fmt: skip
 
-        return self._by_shard(
+        groups = self._by_shard(
             "random",
             {
                 "neighbours": read_inputs(neighbours),
@@ -205,6 +209,9 @@ class Build:
             table.starts,
             deal,
         )
+        # Not an input: a build that stopped here goes on once the user allows it.
+        random_groups.check_related(groups.results, threshold, self.examples.max_related_share)
+        return groups
 
     def _document_path(self) -> Groups:
         return make_document_path(
@@ -260,8 +267,8 @@ class Build:
         return (
             f"none of the {results['queries']:,} sentences of design.{field} has a neighbour in "
             f"the corpus above design.search.min_similarity = {results['min_similarity']:g}{found}:"
-            f" {describe_thresholds(results)}. What is near: python -m icl_jax.retrieval.show "
-            f"--workdir={self.workdir} --query=TEXT"
+            f" {describe_thresholds(results)}. What is near: "
+            + suggest("retrieval.show", workdir=self.workdir, query="TEXT")
         )
 
     def _why_no_groups(self, strategy: str, results: dict) -> str:
@@ -318,6 +325,19 @@ def _check_other_arms(folders: DesignFolders, sentences: Sentences) -> None:
             )
 
 
+def _print_related(design: DesignConfig, folders: DesignFolders) -> None:
+    """How far the random arms are a control; they have their groups in common."""
+    arms = [arm for arm in design.examples.arms if ARMS[arm].strategy == "random"]
+    if not arms:
+        return
+    results = Groups.open(folders.groups / "random").results
+    warning = ""
+    if random_groups.related_share(results) >= random_groups.WARN_SHARE:
+        warning = "WARNING: a control should have less than 1%. "
+    told = random_groups.describe_related(results, design.search.min_similarity)
+    print(f"{warning}{', '.join(arms)}: {told}")
+
+
 def _print_summary(results: dict[str, dict], workdir: str | os.PathLike) -> None:
     print(f"{'arm':24}{'groups':>12}{'sentences':>12}{'tokens':>14}{'records':>12}{'filled':>8}")
     for arm, found in results.items():
@@ -325,8 +345,6 @@ def _print_summary(results: dict[str, dict], workdir: str | os.PathLike) -> None
         rest = f"{found['tokens']:14,}{found['records']:12,}{found['filled']:8.1%}"
         print(f"{arm:24}{counts}{rest}")
     designed = [arm for arm in results if arm != "contiguous"]
-    print(
-        f"look at them: {DesignFolders(workdir).card}\n"
-        f"python -m icl_jax.example_design.explain --workdir={workdir} "
-        f"--arm={next(iter(designed or results))} --index=0"
-    )
+    arm = next(iter(designed or results))
+    print(f"look at them: {DesignFolders(workdir).card}")
+    print(suggest("example_design.explain", workdir=workdir, arm=arm, index=0))

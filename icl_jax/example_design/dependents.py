@@ -3,6 +3,7 @@
 from fnmatch import fnmatch
 from pathlib import Path
 
+from icl_jax.commands import suggest_removal
 from icl_jax.config import StageError
 from icl_jax.example_design.arms import ARMS, NEED_NEIGHBOURS, STRATEGIES
 from icl_jax.mirror import shown
@@ -16,11 +17,10 @@ _SEARCH = ("encoder", "corpus_vectors", "query_vectors", "neighbours_*", "neighb
 def explain_all(error: OtherInputsError, folders: DesignFolders) -> StageError:
     """The same refusal with all folders that the other inputs make useless, not one at a time."""
     place = shown(error.path)
-    useless = " ".join(shown(path) for path in made_from(error.path, folders))
-    delete = "gcloud storage rm -r" if place.startswith("gs://") else "rm -r"
+    delete = suggest_removal(*(shown(path) for path in made_from(error.path, folders)))
     return StageError(
         f"{place} was made from other inputs ({error.differences}); choose another --workdir, "
-        f"undo the difference, or delete it with what was made from it: {delete} {useless}"
+        f"undo the difference, or delete it with what was made from it: {delete}"
     )
 
 

@@ -43,6 +43,7 @@ PRESETS: dict[str, DesignConfig] = {
                 "random_in_batch",
             ),
             max_tokens=256,
+            rows="one_query",  # "each input includes a training example from the task"
             min_neighbours=0,  # every sentence of the task is trained on
         ),
         shard_megabytes=64,

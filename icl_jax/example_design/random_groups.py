@@ -19,6 +19,7 @@ from icl_jax.retrieval.neighbours import Neighbours
 from icl_jax.retrieval.vectors import Vectors
 from icl_jax.step_folder import beside
 
+WARN_SHARE = 0.01  # of random companions that are related: from here on it is warned of
 _DEALT = "dealt.npy"
 _BLOCK = 8192  # vectors that are compared at once
 _TRIES = 200  # to find a partner for a sentence that must go elsewhere
@@ -115,6 +116,31 @@ def deal_anew(
         "still_related": left,
         "same_length_groups": _count_same_length(slots, lengths, dealt),
     }
+
+
+def related_share(results: dict) -> float:
+    """Of all that was dealt, what is related to its query: exact cosine above the threshold."""
+    return results["above_threshold"] / max(1, results["dealt"])
+
+
+def describe_related(results: dict, threshold: float) -> str:
+    """How many of the random companions are related to their query."""
+    return (
+        f"{results['above_threshold']:,} of {results['dealt']:,} random companions "
+        f"({related_share(results):.1%}) are related to their query: cosine above "
+        f"design.search.min_similarity = {threshold:g}"
+    )
+
+
+def check_related(results: dict, threshold: float, most: float) -> None:
+    """Stops on a control that is none."""
+    if results["above_threshold"] and most < 1 and related_share(results) >= most:
+        raise StageError(
+            f"the arms random_* are no control: {describe_related(results, threshold)}; expected "
+            f"less than design.examples.max_related_share = {most:g}. Use a larger corpus or a "
+            "higher min_similarity, leave these arms out (design.examples.arms), or raise "
+            "max_related_share if they shall be built all the same"
+        )
 
 
 def make_shard(

@@ -1,6 +1,7 @@
 """The records of an arm: its groups in one global shuffle, as sharded TFRecords with an index.
 
-In context, a record is a row: groups that fit share it, with ids 1, 2, ... in `group`. In batch, a
+In context, a record is a row: groups that fit share it, with ids 1, 2, ... in `group`, or it holds
+one group, if one query a row is asked for, which `results.json` then says to training. In batch, a
 record is one sentence; those of a group follow each other with the same `batch_group`. Besides
 tokens, a record has the sentences it holds: `sentence_ids`, `document_ids`, `similarities` (to the
 first of the group; NaN: none), and `sentence_starts`, where in `tokens` each begins.
@@ -16,8 +17,9 @@ from etils import epath
 import numpy as np
 
 from icl_jax.config import StageError
+from icl_jax.config_problems import ONE_QUERY, PACKED
 from icl_jax.corpus.tokenizers import Tokenizer
-from icl_jax.data.packing import count_packed_rows
+from icl_jax.data.packing import count_rows
 from icl_jax.data.shard_index import ShardIndex, load_indexes
 from icl_jax.data.tfrecord import encode_example, write_records
 from icl_jax.example_design.groups import Groups, read_keep
@@ -46,11 +48,12 @@ def write_arm(
     shard_bytes: int,
     runner: Runner,
     folder: Path,
+    row_holds: str = PACKED,
 ) -> dict:
     """Writes what is missing of an arm's records; its results.
 
     `groups_folder` is that of a strategy, `layout` a key of LAYOUTS, `row_length` the most tokens
-    of a record. A shard has about `shard_bytes` of text.
+    of a record, `row_holds` one of ROWS. A shard has about `shard_bytes` of text.
     """
     groups = Groups.open(groups_folder)
     tokenizer = Tokenizer.open(DesignFolders(workdir).tokenizer)
@@ -66,6 +69,8 @@ def write_arm(
         "seed": seed,
         "shard_bytes": shard_bytes,
     }
+    if row_holds != PACKED:  # the designs of before say nothing of it
+        inputs["row_holds"] = row_holds
     step = StepFolder(folder, inputs)
     if step.results is None:
         num_shards = _count_shards(sentences, groups.sizes[kept], shard_bytes)
@@ -73,12 +78,12 @@ def write_arm(
         marks, key = Marks.of(tokenizer), f"{zlib.crc32(json.dumps(inputs).encode()):08x}"
         tasks = [
             (workdir, sentences.fingerprint, str(groups_folder), key, layout, marks, row_length,
-             seed, str(record_file(folder, arm, index, num_shards)), index, num_shards)
+             row_holds, seed, str(record_file(folder, arm, index, num_shards)), index, num_shards)
             for index in range(num_shards)
         ]  # fmt: skip
         counts = _make_shards(tasks, len(order), arm, folder, runner)
         results = add_up(counts, row_length)
-        results["groups_left_out"] = len(kept) - len(order)
+        results |= {"groups_left_out": len(kept) - len(order), "row_holds": row_holds}
         description = f"Training examples of the arm {arm}, at most {row_length} tokens each."
         write_metadata(folder, arm, layout, description, counts)
         step.complete(results)
@@ -98,6 +103,7 @@ def make_record_shard(
     layout: str,
     marks: Marks,
     row_length: int,
+    row_holds: str,
     seed: int,
     file: str,
     index: int,
@@ -111,14 +117,18 @@ def make_record_shard(
     cuts = [len(order) * i // num_shards for i in (index, index + 1)]
     numbers = order[slice(*cuts)].tolist()
     pieces = [_pieces(sentences, groups, number, layout, marks, row_length) for number in numbers]
-    if layout == "in_context":
+    if layout == "in_context" and row_holds == ONE_QUERY:
+        records = (encode_example(join(group)) for group in pieces)
+    elif layout == "in_context":
         records = _rows(pieces, row_length, (seed, index))
     else:
         records = _sentences_alone(numbers, pieces)
     write_records(path, records)
     # Reads all of it again, and so checks it.
     (shard,) = load_indexes([epath.Path(path)], show_progress=False)
-    rows = len(shard) if layout == "in_context" else _rows_when_packed(shard, row_length, seed)
+    rows = len(shard)
+    if layout == "in_batch":
+        rows = _rows_of_training(shard, row_length, row_holds, seed)
     counts = count_groups(pieces, row_length)
     counts |= {"records": len(shard), "rows": rows, "bytes": shard.size}
     write_json(_counts_file(path.parent, index), counts)
@@ -208,6 +218,6 @@ def _sentences_alone(numbers: list[int], groups: list[list[Piece]]) -> Iterator[
             yield encode_example({**join([piece]), "batch_group": [number]})
 
 
-def _rows_when_packed(shard: ShardIndex, row_length: int, seed: int) -> int:
-    """How many rows training makes of these records with data.pack=True."""
-    return count_packed_rows(shard.tokens, shard.batch_group, row_length, seed)
+def _rows_of_training(shard: ShardIndex, row_length: int, row_holds: str, seed: int) -> int:
+    """How many rows training makes of sentences in batch, by data.pack=True or a query a row."""
+    return count_rows(shard.tokens, shard.batch_group, row_length, row_holds == PACKED, seed)

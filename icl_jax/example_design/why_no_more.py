@@ -6,6 +6,7 @@ import textwrap
 
 import numpy as np
 
+from icl_jax.commands import suggest
 from icl_jax.corpus.tokenizers import Tokenizer
 from icl_jax.example_design.layout import Marks
 from icl_jax.example_design.left_out import Candidate, LeftOut
@@ -43,7 +44,7 @@ class Reasons:
         if len(self.sentences.corpus) > _MOST_COMPARED:
             return self._did_not_fit(found, scores, taken, left) or (
                 f"all {taken} that were stored are here; what else is near: "
-                f"python -m icl_jax.retrieval.show --workdir={self.workdir} --query=TEXT"
+                + suggest("retrieval.show", workdir=self.workdir, query="TEXT")
             )
         row = ids[0] - self.sentences.first_query
         nearer, following = self._left_out.around(row, taken)

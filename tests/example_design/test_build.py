@@ -16,6 +16,7 @@ from icl_jax.config import (
     ExamplesConfig,
     GPTConfig,
     MeshConfig,
+    OptimizerConfig,
     SearchConfig,
     StageError,
     TrainingConfig,
@@ -40,7 +41,9 @@ MATCHED = [f"{kind}_{layout}" for kind in ("neighbours", "random")
 
 
 def config_for(folder: Path, arms=ARM_NAMES, people=40, **changes):
-    examples = {"arms": tuple(arms), **changes.pop("examples", {})}
+    # So small a corpus has few sentences that are not related.
+    given = {"arms": tuple(arms), "max_related_share": 1.0}
+    examples = given | changes.pop("examples", {})
     config = small_config(folder, people, examples=ExamplesConfig(**examples), **changes)
     config.sequence_length = 130
     return config
@@ -132,6 +135,27 @@ def test_random_arm_has_the_same_queries_and_sizes_with_unrelated_sentences(buil
     assert np.mean(cosines) < 0.5 * np.mean(related[related < 1])
 
 
+def test_related_companions_are_counted_printed_and_too_many_stop_the_build(built, capsys):
+    """The limit is no input of the groups: a build that stopped goes on once it is raised."""
+    config, workdir = built
+    results = Groups.open(DesignFolders(workdir).groups / "random").results
+    count, dealt = results["above_threshold"], results["dealt"]
+    assert 0.01 <= count / dealt < 0.05
+    design(config, workdir)
+    told = capsys.readouterr().out.splitlines()[-1]
+    assert told.startswith("WARNING: a control should have less than 1%. random_in_context, rand")
+    assert f"{count:,} of {dealt:,} random companions ({count / dealt:.1%}) are related" in told
+    card = (DesignFolders(workdir).card).read_text()
+    assert "their share, in every arm random_*" in card and f"{count / dealt:.2%}" in card
+    examples = dataclasses.replace(config.design.examples, max_related_share=0.01)
+    strict = dataclasses.replace(
+        config, design=dataclasses.replace(config.design, examples=examples)
+    )
+    with pytest.raises(StageError, match=r"are no control: .*max_related_share = 0\.01\. Use a la"):
+        design(strict, workdir)
+    design(config, workdir)
+
+
 def test_a_batch_holds_whole_groups_of_the_in_batch_arm(built):
     _, workdir = built
     folder = str(arm_folder(workdir, "neighbours_in_batch"))
@@ -177,6 +201,7 @@ def small_training(config, sources, phases=()):
         ),
         mesh=MeshConfig(data=8),
         data=DataConfig(tuple(sources), phases),
+        optimizer=OptimizerConfig(warmup=1),
         training=TrainingConfig(steps=4),
     )
 

@@ -39,7 +39,7 @@ def workdir(tmp_path_factory):
         folder,
         corpus=CorpusConfig(files=(str(folder / "people.jsonl"),), max_sentence_tokens=60),
         search=SearchConfig(min_similarity=0.35, neighbours=2),
-        examples=ExamplesConfig(arms=ARMS, max_tokens=LIMIT, card_samples=0),
+        examples=ExamplesConfig(arms=ARMS, max_tokens=LIMIT, card_samples=0, max_related_share=1.0),
     )
     long = " ".join(f"On day {n} the surveyor of Tarn walked {n} miles." for n in range(9))
     with (folder / "people.jsonl").open("a") as file:
@@ -219,7 +219,7 @@ def test_the_query_of_a_task_is_compared_by_its_own_words(tmp_path, capsys):
     queries = CorpusConfig(files=(str(task),), text_documents="line", clean=False)
     arms = ("neighbours_in_context", "random_in_context")
     search = SearchConfig(min_similarity=0.1, neighbours=2)
-    examples = ExamplesConfig(arms=arms, card_samples=0)
+    examples = ExamplesConfig(arms=arms, card_samples=0, max_related_share=1.0)
     design(small_config(tmp_path, queries=queries, search=search, examples=examples), tmp_path)
     for arm in arms:
         capsys.readouterr()

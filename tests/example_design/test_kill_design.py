@@ -39,6 +39,7 @@ def prepare(file: Path, workdir: Path, workers: int) -> subprocess.Popen:
         "--config.design.search.min_similarity=0.3", "--config.design.search.neighbours=3",
         "--config.sequence_length=130", "--config.model.context_length=130",
         "--config.design.corpus.max_sentence_tokens=128",
+        "--config.design.examples.max_related_share=1.0",
         f"--config.design.examples.arms=({arms})", f"--config.design.workers={workers}",
         "--config.design.shard_megabytes=0.003", f"--workdir={workdir}",
     ]  # fmt: skip
@@ -54,7 +55,7 @@ def begin(run: subprocess.Popen) -> subprocess.Popen:
 
 def run_here(file: Path, workdir: Path) -> None:
     """The same in this process: it has everything imported already."""
-    config = experiment(file, examples=ExamplesConfig(arms=ARMS))
+    config = experiment(file, examples=ExamplesConfig(arms=ARMS, max_related_share=1.0))
     config.sequence_length = 130
     design(config, workdir)
 

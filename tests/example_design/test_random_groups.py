@@ -9,7 +9,14 @@ import pytest
 from icl_jax.config import StageError
 from icl_jax.example_design.groups import GroupShard, write_groups
 from icl_jax.example_design.layout import Marks
-from icl_jax.example_design.random_groups import Related, Slots, deal, deal_anew
+from icl_jax.example_design.random_groups import (
+    Related,
+    Slots,
+    check_related,
+    deal,
+    deal_anew,
+    related_share,
+)
 from icl_jax.retrieval.neighbours import Neighbours
 
 MARKS = Marks(None, 1, 2)
@@ -86,6 +93,24 @@ def test_groups_that_the_gain_filter_left_out_give_and_get_nothing():
     assert len(slots.originals) == (np.diff(groups.offsets) - 1)[keep].sum()
     dealt, _ = deal(slots, more_related(slots), lengths, lengths[slots.queries], None, 100, 0)
     assert sorted(dealt) == sorted(slots.originals)
+
+
+def test_a_control_with_too_many_related_sentences_is_refused_unless_the_user_says_otherwise():
+    found = {"dealt": 200, "above_threshold": 10}
+    assert related_share(found) == 0.05
+    told = (
+        r"10 of 200 random companions \(5\.0%\) are related.* above design\.search\.min_sim.* 0\.3"
+    )
+    with pytest.raises(
+        StageError, match=told + r"; expected less than .*max_related_share = 0\.05"
+    ):
+        check_related(found, 0.3, 0.05)
+    check_related(found, 0.3, 0.06)
+    check_related(found | {"above_threshold": 9}, 0.3, 0.05)
+    check_related(found | {"above_threshold": 200}, 0.3, 1.0)  # never
+    with pytest.raises(StageError, match=r"1 of 200"):
+        check_related(found | {"above_threshold": 1}, 0.3, 0.0)
+    check_related({"dealt": 0, "above_threshold": 0}, 0.3, 0.0)
 
 
 def test_a_pool_that_allows_no_other_arrangement_is_told(tmp_path):

@@ -10,6 +10,7 @@ from icl_jax.config import DataConfig, StageError
 from icl_jax.corpus.tokenizers import Tokenizer
 from icl_jax.data.input_pipeline import make_batches, open_data
 from icl_jax.data.shards import Shards, find_shards
+from icl_jax.data.tfrecord import RecordError
 from icl_jax.example_design.groups import Groups, GroupShard, keep_file
 from icl_jax.example_design.layout import Marks
 from icl_jax.example_design.packing import pack_rows
@@ -45,11 +46,13 @@ def made(tmp_path_factory):
     return workdir, sentences, marks
 
 
-def write(workdir, layout, *, to=None, strategy="related", limit=LIMIT, seed=SEED, workers=1):
+def write(
+    workdir, layout, *, to=None, strategy="related", limit=LIMIT, seed=SEED, workers=1, **others
+):
     folders = DesignFolders(workdir)
     return write_arm(
         str(workdir), Sentences.open(workdir, True), folders.groups / strategy, layout, layout,
-        limit, seed, SHARD_BYTES, Runner(workers), to or folders.arms / layout,
+        limit, seed, SHARD_BYTES, Runner(workers), to or folders.arms / layout, **others,
     )  # fmt: skip
 
 
@@ -289,3 +292,24 @@ def test_training_reads_the_folders_and_keeps_batch_groups_together(made):
     assert placed.keys() == set(tokens_of.values())
     for number in range(len(groups)):  # some batch holds all sentences of the group
         assert set.intersection(*(placed[tokens_of[int(s)]] for s in groups.of(number)[0]))
+
+
+def test_one_query_a_row_puts_each_group_into_a_row_of_its_own_in_every_arm(made, tmp_path):
+    workdir, _, _ = made
+    packed = records_of(DesignFolders(workdir).arms / "in_context")
+    groups = [group["tokens"].tolist() for record in packed for group in groups_of(record)]
+    for layout in LAYOUTS:
+        to = tmp_path / layout
+        results = write(workdir, layout, to=to, row_holds="one_query")
+        assert results["row_holds"] == "one_query" and results["groups"] == len(groups) == 900
+        data = open_data(DataConfig(sources=(str(to),)), 8, LIMIT, 0)
+        assert data.steps_per_epoch == 900 / 8
+        assert data.sources[0].num_rows == pytest.approx(results["rows"], abs=8)
+        with pytest.raises(RecordError, match="designed for one query a row"):
+            open_data(DataConfig(sources=(str(to),), pack=True), 8, LIMIT, 0)
+        with pytest.raises(StageError, match="made from other inputs"):
+            write(workdir, layout, to=to)
+    records = records_of(tmp_path / "in_context")
+    assert all((record["group"] == 1).all() for record in records)
+    assert sorted(record["tokens"].tolist() for record in records) == sorted(groups)
+    assert read_results(DesignFolders(workdir).arms / "in_context")["row_holds"] == "packed"

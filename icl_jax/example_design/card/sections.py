@@ -16,6 +16,7 @@ from icl_jax.example_design.card.tables import (
     percent,
     table,
 )
+from icl_jax.example_design.random_groups import related_share
 
 _DROPPED = "Lines and sentences that were left out, by rule"
 _CANDIDATES = {
@@ -31,12 +32,13 @@ _COUNTS = {
     "too_long": "queries left out: too few of these fit",
     "dealt": "dealt anew",
     "still_related": "of these, stayed with a query that they are related to, for want of another",
-    "above_threshold": "of these, above the threshold all the same (near duplicates of the query)",
+    "above_threshold": "of these, related to their query: exact cosine above the threshold",
     "same_length_groups": "groups as long as with their neighbours",
     "related_pairs": "pairs of related documents",
     "related_to_none": "documents related to none",
     "near_duplicates": "documents left out: near duplicates",
 }
+_RELATED = "a control should have less than 1%"
 _INSIDE = (  # steps whose time another step counts too
     "neighbours_signatures", "neighbours_pool", "neighbours_index", "groups/document_path/path",
 )  # fmt: skip
@@ -63,8 +65,9 @@ def arms(card: dict) -> str:
         + note(
             "A group is the sentences that belong together; a record is what training reads; a row "
             "is what the model sees at once. In context, a group is one example, and groups that "
-            "are short share a row without seeing each other. In batch, each sentence is an "
-            "example of its own (rows: as training packs them), and a group stays in one batch. "
+            "are short share a row without seeing each other, unless design.examples.rows is "
+            "one_query. In batch, each sentence is an example of its own (rows: as training fills "
+            "them), and a group stays in one batch. "
             "Left out: groups that the gain filter did not keep. Filled: the share of a row that "
             "is real tokens, not padding."
         )
@@ -94,9 +97,9 @@ def corpus(card: dict) -> str:
         shown = [dropped] * bool(found["dropped"]) + [reasons] * bool(found["bad_documents"])
         parts.append(f'<div class="pair">{"".join(shown)}</div>')
         if found["first_bad_documents"]:
-            lines = [(bad["place"], Text(bad["file"]), bad["reason"], bad["count"])
+            lines = [(bad["place"], Text(bad["file"]), bad["reason"])
                      for bad in found["first_bad_documents"]]  # fmt: skip
-            heads = ("place", "file", "reason", "documents")
+            heads = ("place", "file", "reason")
             parts.append(
                 details(
                     f"Where they stand ({name}; at most {len(lines)} are shown)",
@@ -185,6 +188,9 @@ def _counts(found: dict) -> list[tuple[str, int | Number]]:
             rows.append((_COUNTS.get(field, field.replace("_", " ")), value))
         if field == "same_length_groups":
             rows.append(("their share", percent(value / max(1, found["groups"]))))
+        if field == "above_threshold":
+            rows.append((f"their share, in every arm random_* ({_RELATED})",
+                         percent(related_share(found), 2)))  # fmt: skip
     return rows
 
 
