@@ -7,7 +7,8 @@ from icl_jax.evaluation.bootstrap import show_interval, tell_few_items
 # Count of pairs -> what is special about them.
 COUNTED = {
     "cut": "cut on the left to the model's positions",
-    "ties": "without a difference between labels, the first counts as guessed",
+    "ties": "whose best labels differ by at most {tie_tolerance:g} of their score, so that the "
+    "first counts as guessed",
 }
 
 
@@ -38,7 +39,7 @@ def make_table(results: dict, tasks: Sequence[str]) -> str:
         counts = {task: results[task][name] for task in tasks}
         if any(counts.values()):
             listed = ", ".join(f"{task} {count:,}" for task, count in counts.items())
-            lines.append(f"Pairs {words}: {listed}.")
+            lines.append(f"Pairs {words.format(**results)}: {listed}.")
     lines += ["", "What was guessed (by likelihood, not by token) for each gold label, in pairs:"]
     for task in tasks:
         lines += ["", *_confusion(task, results[task]["confusion"])]

@@ -22,6 +22,7 @@ from icl_jax.sharding import constrain, spec, use_mesh_of, with_auto_axes
 DEVICE_TOKENS, CPU_TOKENS = 16384, 1024  # of a batch on each device, about
 CHUNK_BYTES = 256 * 2**20  # of one chunk's float32 logits on one device
 IN_FLIGHT = 2  # batches on the devices at a time
+REMEMBERED_TOKENS = 2**22  # of passages whose losses are kept for equal ones: about 55 MB
 ROW_STEP = 128  # rows have a multiple of so many tokens, or all positions
 
 
@@ -85,15 +86,39 @@ class PassageLosses:
     def each(self, passages: Iterable[Passage]) -> Iterator[tuple[Passage, np.ndarray, np.ndarray]]:
         """Each passage in turn, the losses of its chosen tokens (float64, nats), and whether each
         of them was the most likely one.
+
+        Last bits depend on the place in a row and on the CPU, so equal passages are computed once
+        (unless `REMEMBERED_TOKENS` lie between them) and have equal losses.
         """
+        turn: deque[tuple[Passage, list]] = deque()  # a list is filled once its losses are there
+        asked: deque[list] = deque()  # the lists that the rows fill, in their order
+        known: dict[bytes, list] = {}
+
+        def distinct() -> Iterator[Passage]:
+            for passage in passages:
+                key = passage.inputs.tobytes() + passage.targets.tobytes()
+                new = key not in known
+                turn.append((passage, known.setdefault(key, [])))
+                if new:
+                    asked.append(known[key])
+                    if len(known) > max(1, REMEMBERED_TOKENS // self.limit):
+                        del known[next(iter(known))]
+                    yield passage
+
         running: deque[tuple[list[list[Passage]], tuple[jax.Array, jax.Array]]] = deque()
-        packed = pack(passages, self.limit)
-        while rows := list(itertools.islice(packed, self.batch_size)):
-            running.append((rows, self._launch(rows)))
-            if len(running) > IN_FLIGHT:
-                yield from _unpack(*running.popleft())
-        while running:
-            yield from _unpack(*running.popleft())
+        packed = pack(distinct(), self.limit)
+        while True:
+            if rows := list(itertools.islice(packed, self.batch_size)):
+                running.append((rows, self._launch(rows)))
+            if running and (not rows or len(running) > IN_FLIGHT):
+                for found in _unpack(*running.popleft()):
+                    asked.popleft().extend(found)
+            while turn and turn[0][1]:
+                passage, (losses, likeliest) = turn.popleft()
+                chosen = passage.chosen
+                yield passage, losses[chosen].astype(np.float64), likeliest[chosen]
+            if not rows and not running:
+                return
 
     def _launch(self, rows: list[list[Passage]]) -> tuple[jax.Array, jax.Array]:
         arrays = np.zeros((3, self.batch_size, self.limit), np.int32)
@@ -144,13 +169,13 @@ def pack(passages: Iterable[Passage], limit: int) -> Iterator[list[Passage]]:
 
 
 def _unpack(rows: list[list[Passage]], found: tuple[jax.Array, jax.Array]) -> Iterator[tuple]:
-    losses_BT, top_BT = np.asarray(found[0], np.float64), np.asarray(found[1])
+    """Of each passage of the rows the losses of all tokens, and which were the most likely."""
+    losses_BT, top_BT = (np.asarray(x_BT) for x_BT in found)
     for n, row in enumerate(rows):
         end = 0
         for passage in row:
             start, end = end, end + len(passage.inputs)
-            chosen = passage.chosen
-            yield passage, losses_BT[n, start:end][chosen], top_BT[n, start:end][chosen]
+            yield losses_BT[n, start:end].copy(), top_BT[n, start:end].copy()
 
 
 def token_losses(

@@ -7,7 +7,7 @@ import pytest
 
 from icl_jax.config import ConfigError, GlueConfig
 from icl_jax.evaluation.glue_templates import FILE, read_templates
-from icl_jax.evaluation.glue_zero_shot import GlueZeroShot
+from icl_jax.evaluation.glue_zero_shot import GlueZeroShot, _row
 from icl_jax.evaluation.task import read_rows, run_task
 from tests.evaluation import small
 
@@ -173,6 +173,21 @@ def test_ties_go_to_the_first_label_and_are_counted(folders, data, tmp_path):
     results = json.loads((tmp_path / "out" / "results.json").read_text())
     assert results["RTE"]["ties"] == 2
     assert results["RTE"]["prediction_rates"] == {"entailment": 1.0, "not_entailment": 0.0}
+    for row in read_rows(tmp_path / "out"):
+        assert len(set(row["scores"].values())) == 1  # to the last bit
+
+
+@pytest.mark.parametrize(("behind", "tied"), [(0.0, 2), (5e-5, 2), (2e-4, 0)])  # of 100 nats
+def test_ties_are_judged_with_the_tolerance_that_is_stated(behind, tied, folders, data):
+    task = open_task(folders["GPT"], data, tasks=("RTE",))
+    scores = {"entailment": (-100.0 - behind, 10), "not_entailment": (-100.0, 10)}
+    rows = [_row(pair, scores, 0) for pair in task.items]
+    results = task.results(rows)
+    assert results["RTE"]["ties"] == tied and results["tie_tolerance"] == 1e-6
+    label = "entailment" if tied else "not_entailment"
+    for row in rows:
+        assert row["prediction"] == row["prediction_normalised"] == label
+    assert ("differ by at most 1e-06 of their score" in task.table(results)) == bool(tied)
 
 
 def test_bad_data_is_named(folders, data, tmp_path):

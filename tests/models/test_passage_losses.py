@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 
 from icl_jax.config import GPTConfig, MeshConfig, RobertaConfig
+from icl_jax.models import passage_losses
 from icl_jax.models.passage_losses import Passage, PassageLosses, ask, pack, row_length
 from icl_jax.sharding import make_mesh
 from tests.models.small import make_model
@@ -44,6 +45,38 @@ def test_packed_losses_are_those_of_one_passage_at_a_time(kind):
     np.testing.assert_array_equal(found.counts, counts)
     np.testing.assert_array_equal(found.greedy, greedy)
     assert sum(seen) == len(drawn)
+
+
+@pytest.mark.parametrize("remembered", [2**22, 16])  # all, one
+def test_equal_passages_are_computed_once_and_score_the_same(remembered, monkeypatch):
+    monkeypatch.setattr(passage_losses, "REMEMBERED_TOKENS", remembered)
+    losses = PassageLosses(make_model(GPTConfig(**SIZES)), 16, None)
+    rows, launch = [], losses._launch
+    monkeypatch.setattr(losses, "_launch", lambda now: rows.extend(now) or launch(now))
+    drawn = [(tokens, np.arange(len(tokens)) > 0) for tokens, _, _ in draw_passages(9)]
+    twice = [parts for parts in drawn for _ in range(2)]  # one after the other
+    passages = [ask(*parts, owner) for owner, parts in enumerate(twice + drawn)]
+    found = list(losses.each(passages))
+    assert [passage.owner for passage, _, _ in found] == list(range(27))
+    for n in range(9):
+        first = 2 * n
+        np.testing.assert_array_equal(found[first][1], found[first + 1][1])
+        if remembered > 16:
+            np.testing.assert_array_equal(found[first][1], found[18 + n][1])
+        np.testing.assert_allclose(found[first][1], found[18 + n][1], rtol=1e-5)
+    computed = [passage.owner for row in rows for passage in row]
+    assert computed == [*range(0, 18, 2), *(range(18, 27) if remembered == 16 else ())]
+
+
+def test_passages_that_differ_in_what_is_asked_keep_their_own_losses():
+    tokens = np.arange(4, 14, dtype=np.int32)
+    chosen = np.arange(10) > 0, np.arange(10) > 6
+    losses = PassageLosses(make_model(GPTConfig(**SIZES)), 16, None)
+    (_, everything, _), (_, end, _) = losses.each([ask(tokens, c, 0) for c in chosen])
+    np.testing.assert_array_equal(everything[-3:], end)
+    first = ask(tokens, chosen[0], 0)
+    found = losses.losses([first, first._replace(targets=first.targets + np.int32(1), owner=1)], 2)
+    assert found.sums[0] != found.sums[1]
 
 
 def test_the_likeliest_tokens_are_told_as_greedy():
