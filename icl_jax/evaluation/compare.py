@@ -21,6 +21,7 @@ from icl_jax.evaluation.compare_figure import draw_figure
 from icl_jax.evaluation.compare_metrics import TASKS
 from icl_jax.evaluation.compare_read import find_common, open_arm, read_metrics
 from icl_jax.evaluation.compare_table import describe_left_out, make_csv, make_markdown
+from icl_jax.evaluation.compare_updates import updates_of
 from icl_jax.evaluation.compare_verdict import judge
 from icl_jax.retrieval.show import ends_well
 from icl_jax.step_folder import beside, write_json
@@ -67,6 +68,7 @@ def compare(
         "comparisons": sum(cell["p"] is not None for cell in cells),
         "resamples": resamples,
         "evaluations": {arm: [e.folder.as_posix() for e in opened[arm]] for arm in arms},
+        "updates": updates_of(opened),
         "left_out": left_out,
         "notes": {task: told for task, told in notes.items() if told},
         "arms": {arm: {} for arm in arms},

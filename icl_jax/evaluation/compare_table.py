@@ -5,6 +5,7 @@ import io
 
 from icl_jax.evaluation.bootstrap import FEW_ITEMS
 from icl_jax.evaluation.compare_metrics import UNITS, Unit
+from icl_jax.evaluation.compare_updates import show_updates, warn_of_updates
 from icl_jax.evaluation.compare_verdict import LEVEL
 
 _CSV = (
@@ -19,6 +20,12 @@ def make_markdown(comparison: dict) -> str:
     reference, count = comparison["reference"], comparison["comparisons"]
     tasks = next(iter(comparison["arms"].values()))
     parts = ["# Comparison", ""]
+    warning = warn_of_updates(comparison)
+    if warning:
+        parts += [warning, ""]
+    elif comparison["updates"]:
+        told = ", ".join(f"{arm} {show_updates(comparison, arm)}" for arm in comparison["updates"])
+        parts += [f"Updates of training: {told}.", ""]
     for task in tasks:
         parts += [f"## {task}", "", task_table(comparison, task), ""]
         fewest = min(cell["items"] for cell in _cells(comparison["arms"], task))

@@ -5,6 +5,7 @@ from etils import epath
 from icl_jax.evaluation.bootstrap import FEW_ITEMS
 from icl_jax.evaluation.compare_metrics import SHARE
 from icl_jax.evaluation.compare_table import show_p
+from icl_jax.evaluation.compare_updates import show_updates, warn_of_updates
 from icl_jax.experiment.report_figure import draw_report
 from icl_jax.experiment.report_numbers import (
     Headline,
@@ -45,8 +46,8 @@ def make_text(comparison: dict, workdir: epath.Path) -> str:
 
 
 def make_findings(comparison: dict, heading: str = "##") -> str:
-    """Of each task a table and what it shows."""
-    found, parts = headlines(comparison), []
+    """Of each task a table and what it shows; before them, whether the arms are comparable."""
+    found, parts = headlines(comparison), list(filter(None, [warn_of_updates(comparison)]))
     for headline in found:
         parts += [f"{heading} {headline.task}"] if len(found) > 1 else []
         parts += [make_table(comparison, headline), _note(comparison, headline)]
@@ -58,11 +59,14 @@ def make_table(comparison: dict, headline: Headline) -> str:
     """A line for each arm; interval and p are those of the main metric."""
     main = main_metric(comparison, headline)
     counted = headline.task == "nq_open"
-    columns = ["arm", *map(show_metric, headline.metrics), *["correct"] * counted]
+    trained = bool(comparison.get("updates"))
+    columns = ["arm", *["updates"] * trained, *map(show_metric, headline.metrics)]
+    columns += ["correct"] * counted
     rows = [[*columns, "95% interval", "p against reference"]]
     for arm, tasks in comparison["arms"].items():
         cells = tasks[headline.task]
-        row = [arm, *(show_value(cells[metric]) for metric in headline.metrics)]
+        row = [arm, *[show_updates(comparison, arm)] * trained]
+        row += [show_value(cells[metric]) for metric in headline.metrics]
         if counted:
             cell = cells["exact_match"]
             row.append(f"{show_right(cell)} of {cell['items']:,}")

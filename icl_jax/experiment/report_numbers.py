@@ -73,6 +73,7 @@ def _numbers_of(comparison: dict, arm: str) -> dict:
         numbers |= {"correct": count_right(cell), "total": cell["items"]}
     numbers |= {f"{key}_interval95": cell["interval95"] for key, cell in cells.items()}
     numbers |= {f"p_{key}": cell["p"] for key, cell in cells.items()}
+    numbers["updates"] = comparison.get("updates", {}).get(arm)  # of each seed
     return numbers | {"seeds": len(comparison["evaluations"][arm])}
 
 

@@ -12,6 +12,7 @@ from etils import epath
 
 from icl_jax.config_problems import STS_SETS
 from icl_jax.evaluation.compare_table import show_p
+from icl_jax.evaluation.compare_updates import show_updates, warn_of_updates
 
 AVERAGE = "average"
 # Levine et al. 2022, table 1: arm -> its name there, the seven sets, their average.
@@ -84,19 +85,22 @@ def make_markdown(settings: list[Setting], comparison: dict | None) -> str:
     """The rows of the paper's table, each beside its own; then every rate."""
     chosen, sets = choose_rates(settings), [*settings[0].seeds[0]]
     header = ["", "learning rate", *sets, AVERAGE, "sd over seeds"]
-    lines = [[*header, _difference_header(comparison)], ["---"] * (len(header) + 1)]
+    columns = [*header, "updates", _difference_header(comparison)]
+    lines = [columns, ["---"] * len(columns)]
     for setting in chosen:
-        lines.append(
-            [f"**{name_of(setting.arm)}**", *_cells(setting), _difference(setting, comparison)]
-        )
+        updates = show_updates(comparison or {}, setting.arm)
+        difference = _difference(setting, comparison)
+        lines.append([f"**{name_of(setting.arm)}**", *_cells(setting), updates, difference])
         if setting.arm in PAPER:
-            lines.append(["in the paper", "", *_paper_cells(setting.arm, sets), "", ""])
+            lines.append(["in the paper", "", *_paper_cells(setting.arm, sets), "", "", ""])
+    warning = warn_of_updates(comparison or {})
     return "\n".join([
         "# Table 1: kNN-TAPT",
         "",
         "Spearman's correlation x 100, each set with its subsets pooled (`all`); the mean over "
         f"{len(chosen[-1].seeds)} seed(s). The paper does not say how it pooled.",
         "",
+        *([warning, ""] if warning else []),
         *_table(lines),
         "",
         *([_missing(sets), ""] if len(sets) < len(STS_SETS) else []),
@@ -134,7 +138,11 @@ def make_numbers(settings: list[Setting], comparison: dict | None) -> dict:
     chosen = choose_rates(settings)
     return {
         "arms": {
-            setting.arm: _numbers(setting) | {"difference": _cell(setting, comparison)}
+            setting.arm: _numbers(setting)
+            | {
+                "updates": (comparison or {}).get("updates", {}).get(setting.arm),  # of each seed
+                "difference": _cell(setting, comparison),
+            }
             for setting in chosen
         },
         "settings": [{"arm": setting.arm, **_numbers(setting)} for setting in settings],

@@ -389,3 +389,30 @@ def test_the_command_prints_the_table(tmp_path, capsys):
 
 
 # What cannot be compared.
+
+
+def run_of(workdir, step, start_with, begin):
+    """A run that began at a step of another, and was evaluated at its end."""
+    made = questions(workdir / "evaluation" / str(step), 0.5)
+    write_json(
+        workdir / "config.json",
+        {"config": {"training": {"start_with": start_with}}, "start": begin and {"step": begin}},
+    )
+    return made
+
+
+def test_updates_count_from_the_checkpoint_that_a_run_goes_on_from(tmp_path):
+    arms = {
+        "whole": [run_of(tmp_path / "whole", 560, "everything", 500)],
+        "weights": [run_of(tmp_path / "weights", 60, "weights", 500)],
+        "short": [run_of(tmp_path / "short", 57, "weights", None)],
+        "trunk": [questions(tmp_path / "whole" / "evaluation" / "trunk", 0.5, seed=1)],
+        "elsewhere": [questions(tmp_path / "elsewhere" / "7", 0.5, seed=2)],
+    }
+    result = compare(arms, "whole", tmp_path / "out", RESAMPLES)
+    assert result["updates"] == {"whole": [60], "weights": [60], "short": [57]}
+    text = (tmp_path / "out" / "comparison.md").read_text()
+    assert "Updates of training: whole 60, weights 60, short 57." in text
+    arms["short"] = [run_of(tmp_path / "shorter", 56, "weights", None)]
+    text = make_markdown(compare(arms, "whole", tmp_path / "again", RESAMPLES))
+    assert "not trained for the same number of updates** (whole 60, weights 60, short 56)" in text

@@ -45,6 +45,7 @@ def compared(task, cells, reference=REFERENCE):
             arm: [f"runs/q/branches/{arm}-seed{n}/evaluation/550" for n in range(_seeds(metrics))]
             for arm, metrics in cells.items()
         },
+        "updates": {arm: [60] * _seeds(metrics) for arm, metrics in cells.items()},
         "arms": {arm: {task: metrics} for arm, metrics in cells.items()},
     }
 
@@ -97,7 +98,7 @@ def test_the_file_has_arms_at_the_top_and_their_numbers_below(tmp_path, capsys):
         "exact_match": 0.28, "f1": 0.38, "correct": 112, "total": 400,
         "exact_match_interval95": pytest.approx([0.252, 0.308]),
         "f1_interval95": pytest.approx([0.342, 0.418]),
-        "p_exact_match": None, "p_f1": None, "seeds": 1,
+        "p_exact_match": None, "p_f1": None, "updates": [60], "seeds": 1,
     }  # fmt: skip
     assert isinstance(numbers["regular"]["correct"], int)
     assert numbers["regular"]["p_exact_match"] == 0.00005  # not adjusted
@@ -116,9 +117,9 @@ def test_numbers_of_other_tasks_have_the_task_before_them():
     assert values == [
         "exact_match", "f1", "sts_average", "sts_STS12", "sts_STS-B", "neighbour_gain",
         "neighbour_gain_gain_neighbours", "perplexity_loss_of_documents", "glue_RTE_accuracy",
-        "correct", "total", "seeds",
+        "correct", "total", "updates", "seeds",
     ]  # fmt: skip
-    for name in values[:-3]:
+    for name in values[:-4]:
         assert len(numbers[f"{name}_interval95"]) == 2 and numbers[f"p_{name}"] == 0.00005
     assert make_numbers(comparison)[REFERENCE]["p_sts_average"] is None
     for arm in comparison["arms"].values():
@@ -167,9 +168,13 @@ def test_the_table_is_aligned_in_the_order_of_the_arms(tmp_path, capsys):
     assert len({len(line) for line in lines}) == 1  # so that it is a table in a terminal too
     assert len({tuple(m.start() for m in re.finditer(r"\|", line)) for line in lines}) == 1
     rows = [[text.strip() for text in line.strip("|").split("|")] for line in lines]
-    assert rows[0] == ["arm", "exact match", "F1", "correct", "95% interval", "p against reference"]
+    assert rows[0] == [
+        "arm", "updates", "exact match", "F1", "correct", "95% interval", "p against reference"
+    ]  # fmt: skip
     assert [row[0] for row in rows[2:]] == list(COUNTS)
-    assert rows[3] == [REFERENCE, "28.00%", "38.00%", "112 of 400", "25.20 to 30.80%", "reference"]
+    assert rows[3] == [
+        REFERENCE, "60", "28.00%", "38.00%", "112 of 400", "25.20 to 30.80%", "reference"
+    ]  # fmt: skip
     assert [row[-1] for row in rows[2:]] == ["< 0.001", "reference", "0.010", "< 0.001"]
     assert "![The arms compared](comparison.png)" in written
     assert "(comparison/comparison.md)" in written
@@ -181,7 +186,7 @@ def test_each_task_has_a_table_and_a_sentence(tmp_path):
     text = make_text(every_task(), tmp_path)
     tasks = ["nq_open", "sts", "neighbour_gain", "perplexity", "glue"]
     assert re.findall("^## (.*)$", text, re.MULTILINE) == tasks
-    assert re.findall("^[|] arm +[|] (.*?) +[|]", text, re.MULTILINE) == [
+    assert re.findall("^[|] arm +[|] updates [|] (.*?) +[|]", text, re.MULTILINE) == [
         "exact match", "average", "neighbour gain", "loss of documents", "RTE accuracy"
     ]  # fmt: skip
     assert f"sts average: {REFERENCE} has 40.50, regular 30.50; its lead over regular" in text
@@ -322,3 +327,20 @@ def test_the_figure_has_a_panel_for_each_of_four_tasks(tmp_path):
     for text in ("questions, F1", "similarity, average", "Gain of neighbours", "Loss of documents"):
         assert text in svg
     assert "accuracy" not in svg and ">0.00%<" in svg and "lower is better" in svg
+
+
+def test_the_updates_of_each_arm_are_told_and_a_warning_comes_first_where_they_differ():
+    comparison = questions({"regular": [3, 4], REFERENCE: [100, 112]})
+    assert "Warning" not in make_text(comparison, Path("runs/q"))
+    comparison["updates"] = {"regular": [1057, 1060], REFERENCE: [1000, 1000]}
+    table = make_table(comparison, headlines(comparison)[0])
+    assert [line.split("|")[2].strip() for line in table.splitlines()] == [
+        "updates", "-------------:", "1,057 to 1,060", "1,000"
+    ]  # fmt: skip
+    text = make_text(comparison, Path("runs/q"))
+    assert text.startswith("**Warning: the arms were not trained for the same number of updates**")
+    assert f"(regular 1,057 to 1,060, {REFERENCE} 1,000)" in text
+    comparison["updates"]["regular"] = [1050, 1050]  # within 5%
+    assert "Warning" not in make_text(comparison, Path("runs/q"))
+    del comparison["updates"]  # of an older version
+    assert "updates" not in make_text(comparison, Path("runs/q"))

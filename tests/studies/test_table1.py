@@ -54,7 +54,10 @@ def make_config(folder):
             tokenizer=TokenizerConfig(folder=str(model)),
             search=SearchConfig(neighbours=2, min_similarity=0.2, recall_sample=0),
             examples=ExamplesConfig(
-                arms=("task_only", "neighbours_in_context"), min_neighbours=0, card_samples=2
+                arms=("task_only", "neighbours_in_context"),
+                rows="one_query",
+                min_neighbours=0,
+                card_samples=2,
             ),
             workers=1,
         ),
@@ -102,6 +105,7 @@ def test_every_arm_with_every_rate_is_in_the_table_beside_the_paper(study):
         assert held["average"] == pytest.approx(evaluated["average"])
         assert held["STS12"] == evaluated["STS12"]["all"]["spearman"]
     assert numbers["arms"]["trunk"]["difference"]["p"] is not None
+    assert [numbers["arms"][arm]["updates"] for arm in arms] == [[1], [1]]  # 8 queries
     text = (workdir / "table1.md").read_text()
     assert all(
         f"| {average:.1f} |" in text

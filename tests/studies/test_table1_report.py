@@ -37,6 +37,7 @@ CELL = {
 }  # fmt: skip
 COMPARISON = {
     "reference": "neighbours_in_context",
+    "updates": {"task_only": [300, 300], "neighbours_in_context": [300, 300]},
     "arms": {
         "trunk": {"sts": {"average": CELL}},
         "task_only": {"sts": {"average": CELL}},
@@ -74,10 +75,11 @@ def test_each_row_stands_above_that_of_the_paper_and_all_rates_follow():
     row = next(n for n, line in enumerate(lines) if line.startswith("| **TAPT (task_only)**"))
     cells = [cell.strip() for cell in lines[row].strip("|").split("|")]
     assert cells[1:] == [
-        "3e-05", *["56.0"] * 8, "1.41",
+        "3e-05", *["56.0"] * 8, "1.41", "300",
         "-4.50 (-5.25 to -3.00), Holm's p 0.004: worse, real",
     ]  # fmt: skip
     assert lines[row + 1].startswith("| in the paper |  | 43.0 | 62.2 |")
+    assert len({line.count("|") for line in lines if line.startswith("|")}) == 1
     assert "| 61.0 |" in first.partition("neighbours_in_context**")[2]
     assert "reference |" in first and "on the test sets themselves" in first
     assert rates.count("TAPT") == 3 and rates.count("neighbours_in_context") == 2
@@ -110,3 +112,13 @@ def test_programs_get_the_same_numbers():
     ]
     assert [row["source"] for row in rows].count("paper") == 6
     assert float(rows[4]["average"]) == 60.5 and rows[-1]["SICK-R"] == "68.3"
+
+
+def test_arms_with_other_numbers_of_updates_are_warned_of_above_the_table():
+    assert "Warning" not in make_markdown(SETTINGS, COMPARISON)
+    other = COMPARISON | {"updates": {"task_only": [17], "neighbours_in_context": [300, 300]}}
+    above, _, _ = make_markdown(SETTINGS, other).partition("|")
+    assert "**Warning: the arms were not trained for the same number of updates**" in above
+    assert "(task_only 17, neighbours_in_context 300)" in above
+    assert make_numbers(SETTINGS, other)["arms"]["task_only"]["updates"] == [17]
+    assert make_numbers(SETTINGS, other)["arms"]["trunk"]["updates"] is None
