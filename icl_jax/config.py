@@ -205,6 +205,11 @@ class ExamplesConfig:
         "random_in_batch",
     )  # fmt: skip
     max_tokens: int = 0  # of an example, special tokens included; 0: sequence_length
+    # What a row of training holds, of the arms that have queries. packed: as many examples as fit.
+    # one_query: a query and what belongs to it, so that every arm has the same queries in each
+    # update (Levine et al. 2022, section 3.1); in batch, its sentences share the row, each an
+    # example of its own. Needs data.pack=False, which branches.epochs see to.
+    rows: str = "packed"
     min_neighbours: int = 1  # a query with fewer is left out of every arm that has queries
     path_diversity: float = 0.0  # document_path: 0 to 1, penalty for what the last context had
     entity_documents: int = 20  # shared_entity: a term in more documents than this is not rare
@@ -215,6 +220,9 @@ class ExamplesConfig:
     # Whose groups are filtered so; those of random and task_only follow neighbours.
     gain_strategies: tuple[str, ...] = ("neighbours", "shared_entity", "document_path")
     evaluation_files: tuple[str, ...] = ()  # whose overlap with the examples the data card tells
+    # Of the sentences that the arms random_* deal to a query, those with a cosine above
+    # search.min_similarity: this share or more stops the build (1: never), 1% is warned of.
+    max_related_share: float = 0.05
     overlap_words: int = 13  # consecutive words in common count as overlap
     card_samples: int = 100  # examples of each arm that the data card shows
 
@@ -250,7 +258,9 @@ class DataConfig:
     # (first step, weight of each source), from step 0 on. Regular examples until step 200,000, then
     # half and half in every batch: ((0, (1, 0)), (200_000, (1, 1))). Empty: equal weights.
     phases: tuple[tuple[int, tuple[float, ...]], ...] = ()
-    pack: bool = False  # put several short records into one row; each keeps its own groups
+    # Put several short records into one row; each keeps its own groups. Never with records that
+    # were designed for one query a row (design.examples.rows).
+    pack: bool = False
     workers: int = 0  # processes that read ahead; 0: threads of the training process
     prefetch: int = 4  # batches read ahead (by each worker)
 
@@ -266,7 +276,8 @@ class OptimizerConfig:
     schedule: str = "cosine"  # after the warm-up: constant, linear or cosine down to `final_share`
     final_share: float = 0.0  # of the peak, at the last step
     schedule_steps: int = 0  # where the schedule ends; 0: at the last step of the run
-    warmup: float = 2000  # linear from 0; in steps, or in epochs where training.epochs is set
+    # Linear from 0; in steps, or in epochs where training.epochs (or branches.epochs) is set.
+    warmup: float = 2000
     b1: float = 0.9
     b2: float = 0.95
     epsilon: float = 1e-8
@@ -286,12 +297,19 @@ class TrainingConfig:
     epochs: float = 0.0  # or this many passes over the only source
     accumulate: int = 1  # parts of a batch that run one after the other; the result is the same
     dropout: bool = True  # the rates are the model's
+    # What draws it: threefry, the same bits on every machine and mesh; rbg, the generator of the
+    # hardware, which on a TPU takes a fraction of the time; auto: rbg on TPUs, threefry elsewhere.
+    # A run keeps what it began with; weights and masks are always drawn by threefry.
+    dropout_keys: str = "auto"
     ema_decay: float = 0.0  # moving average of the weights, kept beside them; 0: none
     mask_token_id: int = 50264  # masked_token: RoBERTa's <mask>
-    special_token_ids: tuple[int, ...] = (0, 1, 2, 3, 50264)  # masked_token: these are never chosen
+    # masked_token: these are never chosen, and never a random replacement.
+    special_token_ids: tuple[int, ...] = (0, 1, 2, 3, 50264)
     mask_share: float = 0.15  # of the tokens are chosen; of those 80% masked, 10% random, 10% kept
     start_from: str = ""  # a Hugging Face folder, or the workdir of another run
     start_with: str = "weights"  # of another run: weights only, or everything (optimiser and step)
+    # start_with=everything: True allows a schedule with another learning rate than that run had.
+    rate_may_jump: bool = False
     checkpoint_every: int = 1000  # steps; the last step is always kept
     keep_last: int = 3  # checkpoints
     keep_every: int = 0  # steps: a checkpoint at a multiple of this is kept for good; 0: none
@@ -313,7 +331,8 @@ class BranchesConfig:
     # the arm are this share of every batch, the rest is of the sources that the run has,
     steps: int = 0
     share: float = 0.5
-    # or so many passes over the examples of the arm alone, by an optimiser of their own.
+    # or so many passes over the examples of the arm alone, by an optimiser of their own. With
+    # design.examples.rows=one_query these are as many updates in every arm.
     epochs: float = 0.0
     optimizer: OptimizerConfig = dataclasses.field(default_factory=OptimizerConfig)
     learning_rates: tuple[float, ...] = ()  # each arm with each of these; empty: the optimiser's

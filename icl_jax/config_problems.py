@@ -15,6 +15,7 @@ EMBEDDINGS = ("vocabulary", "convolution")
 OBJECTIVES = ("next_token", "masked_token")
 SCHEDULES = ("constant", "linear", "cosine")
 STARTS = ("weights", "everything")
+DROPOUT_KEYS = ("auto", "threefry", "rbg")
 CORPUS_FORMATS = ("auto", "text", "jsonl", "wikiextractor", "parquet")
 TEXT_DOCUMENTS = ("file", "block", "line")
 LONG_SENTENCES = ("split", "drop")
@@ -25,6 +26,8 @@ ARMS = (
     "contiguous", "task_only", "neighbours_in_context", "random_in_context", "neighbours_in_batch",
     "random_in_batch", "document_path", "shared_entity",
 )  # fmt: skip
+RUNNING_TEXT = ("contiguous", "document_path")  # arms that have no queries
+PACKED, ONE_QUERY = ROWS = ("packed", "one_query")
 GAIN_STRATEGIES = ("contiguous", "neighbours", "shared_entity", "document_path")
 EVALUATIONS = ("sts", "nq_open", "glue", "perplexity", "neighbour_gain")
 STS_SETS = ("STS12", "STS13", "STS14", "STS15", "STS16", "STS-B", "SICK-R")
@@ -185,8 +188,9 @@ def examples_problems(config) -> list[str]:
         require_choice(found, "gain_strategies: each", strategy, GAIN_STRATEGIES)
     if len(set(config.arms)) < len(config.arms) or not config.arms:
         found.append(f"arms must be different ones, at least one, got {config.arms}")
+    require_choice(found, "rows", config.rows, ROWS)
     require_at_least_0(found, config, "max_tokens", "min_neighbours", "card_samples")
-    require_share(found, config, "path_diversity")
+    require_share(found, config, "path_diversity", "max_related_share")
     require_positive(found, config, "overlap_words")
     if config.entity_documents < 2:
         found.append(f"entity_documents must be at least 2, got {config.entity_documents}")
@@ -245,6 +249,7 @@ def training_problems(config) -> list[str]:
     found: list[str] = []
     require_choice(found, "objective", config.objective, OBJECTIVES)
     require_choice(found, "start_with", config.start_with, STARTS)
+    require_choice(found, "dropout_keys", config.dropout_keys, DROPOUT_KEYS)
     require_positive(found, config, "accumulate", "checkpoint_every", "keep_last", "log_every")
     require_share(found, config, "ema_decay", "mask_share", below=True)
     for name in ("steps", "epochs", "keep_every"):
@@ -370,7 +375,21 @@ def experiment_problems(config) -> list[str]:
             f"sequence_length {config.sequence_length} is longer than "
             f"model.context_length {config.model.context_length}; change one of them"
         )
-    return found
+    return found + _rows_problems(config)
+
+
+def _rows_problems(config) -> list[str]:
+    """Packed rows and one query a row exclude each other; branches.epochs see to it."""
+    if not config.data.pack or config.design.examples.rows != ONE_QUERY:
+        return []
+    mixed = config.branches.arms if config.branches.steps else ()
+    named = [source.removeprefix("design:") for source in config.data.sources]
+    arms = [arm for arm in (*named, *mixed) if arm in ARMS and arm not in RUNNING_TEXT]
+    return [
+        f"data.pack=True would put several examples into a row, but design.examples.rows is "
+        f"'{ONE_QUERY}' for {arm}; set data.pack to False, or design.examples.rows to '{PACKED}'"
+        for arm in dict.fromkeys(arms)
+    ]
 
 
 def require_share(found: list[str], config: object, *names: str, below: bool = False) -> None:

@@ -8,6 +8,8 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 
+from icl_jax.models.dropout import dropout
+
 # Softmax weights of masked keys are exp(MASKED - max) = 0 to the last bit.
 MASKED = -1e30
 CAUSAL_BLOCKS = 4  # query blocks of causal attention: 10 of 16 score blocks are ever computed
@@ -125,15 +127,9 @@ def _attend_block(
     if mask_BTS is not None:
         scores_BHTS = jnp.where(mask_BTS[:, None], scores_BHTS, MASKED)
     weights_BHTS = jax.nn.softmax(scores_BHTS, axis=-1)
-    weights_BHTS = dropout(weights_BHTS, dropout_rate, dropout_key)
+    axes = ("batch", "heads", None, None)
+    weights_BHTS = dropout(weights_BHTS, dropout_rate, dropout_key, axes)
     return jnp.einsum("bhts,bhsk->bhtk", weights_BHTS.astype(v_BHSK.dtype), v_BHSK)
-
-
-def dropout(x: jax.Array, rate: float, key: jax.Array | None) -> jax.Array:
-    """Zeroes a share `rate` of x and scales the rest up; without a key, x as it is."""
-    if key is None or rate == 0.0:
-        return x
-    return jnp.where(jax.random.bernoulli(key, 1.0 - rate, x.shape), x / (1.0 - rate), 0)
 
 
 def alibi_slopes(num_heads: int) -> jax.Array:

@@ -10,7 +10,8 @@ import jax
 
 from icl_jax.config import GPTConfig
 from icl_jax.config_tree import validate
-from icl_jax.models.attention import Cache, Place, dropout, locate
+from icl_jax.models.attention import Cache, Place, locate
+from icl_jax.models.dropout import dropout
 from icl_jax.models.inputs import check_tokens, position_limit
 from icl_jax.models.layers import (
     MLP,

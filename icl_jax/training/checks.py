@@ -10,11 +10,13 @@ from icl_jax.config import ConfigError, ExperimentConfig, GPTConfig, RobertaConf
 from icl_jax.config_tree import differences, find_problems, to_dict, type_problems
 from icl_jax.data import synthetic
 from icl_jax.data.input_pipeline import Data, open_data
-from icl_jax.example_design.arms import PREFIX, arm_folder, is_arm
+from icl_jax.data.source import row_holds
+from icl_jax.example_design.arms import PREFIX, arm_folder, is_arm, planned_rows
 from icl_jax.models import huggingface
 from icl_jax.sharding import make_mesh
 from icl_jax.training import checkpoint
-from icl_jax.training.run_record import run_problems
+from icl_jax.training.run_record import last_step, planned_steps, run_problems
+from icl_jax.training.schedule_checks import rate_problems, warmup_problems
 from icl_jax.training.start_tokenizer import planned_tokenizer_problems, start_tokenizer_problems
 
 OBJECTIVE_OF = {GPTConfig: "next_token", RobertaConfig: "masked_token"}
@@ -34,6 +36,10 @@ def check_run(config: ExperimentConfig, workdir: epath.Path) -> Data:
         found += problems
     if data is not None:
         found += run_problems(config, workdir, data)
+        epoch = data.steps_per_epoch
+        found += warmup_problems(config, epoch)
+        if last_step(workdir) is None:  # else it goes on from its own checkpoint
+            found += rate_problems(config, planned_steps(config, data), epoch)
         found += start_tokenizer_problems(config, workdir)
     if found:
         raise ConfigError("; ".join(found))
@@ -43,6 +49,7 @@ def check_run(config: ExperimentConfig, workdir: epath.Path) -> Data:
 def check_before_design(config: ExperimentConfig, workdir: epath.Path) -> None:
     """Stops on what can be seen before the records are there."""
     found, made = _problems(config), config.design.examples.arms
+    found += warmup_problems(config) + rate_problems(config, config.training.steps)
     for source in filter(is_arm, config.data.sources):
         arm = source.removeprefix(PREFIX)
         if arm not in made and not (workdir / "design" / "arms" / arm / "results.json").exists():
@@ -83,9 +90,20 @@ def _resolve_sources(config: ExperimentConfig, workdir: epath.Path):
             size = (config.model.vocab_size, config.sequence_length, config.seed)
             source = str(synthetic.make_source(source, workdir, *size))
         elif is_arm(source):
-            source = str(arm_folder(workdir, source.removeprefix(PREFIX)))
+            source = _arm_source(config, workdir, source.removeprefix(PREFIX))
         sources.append(source)
     return dataclasses.replace(config.data, sources=tuple(sources))
+
+
+def _arm_source(config: ExperimentConfig, workdir: epath.Path, arm: str) -> str:
+    folder = str(arm_folder(workdir, arm))
+    planned, held = planned_rows(config.design.examples, arm), row_holds(folder)
+    if planned != held:
+        raise ConfigError(
+            f"{folder} was designed with examples.rows '{held}', but design.examples.rows is "
+            f"'{planned}'; set it to '{held}', or delete that folder and run --stages=design again"
+        )
+    return folder
 
 
 def _mesh_problems(config: ExperimentConfig) -> list[str]:

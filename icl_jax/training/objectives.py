@@ -8,7 +8,7 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 
-from icl_jax.config import TrainingConfig
+from icl_jax.config import RobertaConfig, TrainingConfig
 
 
 class Task(NamedTuple):
@@ -30,20 +30,31 @@ def next_token(tokens_BT: jax.Array, group_BT: jax.Array) -> Task:
 
 
 def masked_token(
-    tokens_BT: jax.Array, group_BT: jax.Array, key: jax.Array, config: TrainingConfig, vocab: int
+    tokens_BT: jax.Array,
+    group_BT: jax.Array,
+    key: jax.Array,
+    config: TrainingConfig,
+    model: RobertaConfig,
 ) -> Task:
     """A share of the tokens is chosen and predicted: 80% hidden, 10% replaced, 10% kept.
+
+    What replaces is any id but a special one, the mask or the padding, each as likely.
 
     `key` stands for (seed, step); each row has a key of its own, whichever device holds it.
     """
     special = jnp.array(config.special_token_ids, jnp.int32)
+    never = {*config.special_token_ids, config.mask_token_id, model.pad_token_id}
+    never = sorted(id for id in never if 0 <= id < model.vocab_size)
     free_BT = (group_BT > 0) & ~jnp.isin(tokens_BT, special)
 
     def choose(row: jax.Array, tokens_T: jax.Array):
         chosen_key, fate_key, token_key = jax.random.split(jax.random.fold_in(key, row), 3)
         chosen_T = jax.random.uniform(chosen_key, tokens_T.shape) < config.mask_share
         fate_T = jax.random.uniform(fate_key, tokens_T.shape)
-        random_T = jax.random.randint(token_key, tokens_T.shape, 0, vocab, jnp.int32)
+        ordinary = model.vocab_size - len(never)
+        random_T = jax.random.randint(token_key, tokens_T.shape, 0, ordinary, jnp.int32)
+        for id in never:  # ascending: the n-th ordinary id, counted past those before it
+            random_T += random_T >= id
         changed_T = jnp.where(fate_T < 0.9, random_T, tokens_T)
         return chosen_T, jnp.where(fate_T < 0.8, config.mask_token_id, changed_T)
 

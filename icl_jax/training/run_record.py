@@ -3,12 +3,14 @@
 The model that a run started from is known by what it is, not by its path: a workdir may be moved.
 """
 
+import dataclasses
 import json
 import math
 from pathlib import Path
 
 from etils import epath
 import jax
+from jax.sharding import Mesh
 
 from icl_jax.config import ConfigError, ExperimentConfig, StageError
 from icl_jax.config_tree import differences, to_dict
@@ -18,11 +20,12 @@ from icl_jax.example_design.gain_inputs import model_checksum
 from icl_jax.step_folder import write_json
 from icl_jax.storage import is_remote, read_text
 from icl_jax.training import checkpoint
+from icl_jax.training.train_state import dropout_keys
 
 # Changing these changes how a run is computed or kept, not what it learns.
 FREE_FIELDS = (
     "mesh", "model.remat", "model.attention", "data.workers", "data.prefetch",
-    "training.accumulate",
+    "training.accumulate", "training.rate_may_jump",
     "training.checkpoint_every", "training.keep_last", "training.keep_every", "training.log_every",
 )  # fmt: skip
 # What of a config is about other stages or other runs.
@@ -106,9 +109,27 @@ def require_trained(config: ExperimentConfig, workdir: epath.Path) -> None:
         raise ConfigError(_other_config(workdir, [f"it has done {done} steps, not {steps}"]))
 
 
+def settle_dropout_keys(
+    config: ExperimentConfig, workdir: epath.Path, mesh: Mesh
+) -> ExperimentConfig:
+    """The config with what draws its dropout in place of `auto`: a run keeps what it began with."""
+    if not config.training.dropout:
+        return config
+    held = None if last_step(workdir) is None else _read(workdir)
+    keys = dropout_keys(config.training, mesh)
+    if config.training.dropout_keys == "auto" and held is not None:
+        keys = held["config"]["training"]["dropout_keys"]
+    training = dataclasses.replace(config.training, dropout_keys=keys)
+    return dataclasses.replace(config, training=training)
+
+
 def _read(workdir: epath.Path) -> dict | None:
     file = workdir / "config.json"
-    return json.loads(read_text(file)) if file.exists() else None
+    if not file.exists():
+        return None
+    held = json.loads(read_text(file))
+    held["config"]["training"].setdefault("dropout_keys", "threefry")  # there was nothing else
+    return held
 
 
 def _differences(
@@ -116,6 +137,8 @@ def _differences(
 ) -> list[str]:
     """Of what decides what a run learns; of its start the path only if that must be the same."""
     free = (*FREE_FIELDS, *free, *([] if same_start else [_START]))
+    if config.training.dropout_keys == "auto" or not config.training.dropout:
+        free += ("training.dropout_keys",)
     return [
         line
         for line in differences(held["config"], to_dict(config))

@@ -13,15 +13,17 @@ import optax
 from icl_jax import mirror
 from icl_jax.config import ExperimentConfig, StoppedError
 from icl_jax.data.input_pipeline import Data, make_batches
+from icl_jax.folder_lock import alone_in
 from icl_jax.models import abstract, huggingface
-from icl_jax.sharding import make_mesh
+from icl_jax.parallel_hosts import by_leader
+from icl_jax.sharding import make_mesh, own_rows, put_rows
 from icl_jax.training import checkpoint
 from icl_jax.training.checks import check_run, is_huggingface
 from icl_jax.training.goodput import Goodput
 from icl_jax.training.hardware import peak_memory
 from icl_jax.training.metrics import MetricsLog
 from icl_jax.training.optimizer import learning_rate, make_optimizer
-from icl_jax.training.run_record import planned_steps, record_run
+from icl_jax.training.run_record import planned_steps, record_run, settle_dropout_keys
 from icl_jax.training.train_state import (
     Batch,
     TrainState,
@@ -35,11 +37,25 @@ from icl_jax.training.train_state import (
 def train(config: ExperimentConfig, workdir: epath.Path, brief: bool = False) -> TrainState:
     """Trains to the last step; stopped by SIGTERM or Ctrl-C it saves, and can be continued.
 
-    `brief`: one line tells what is about to run, not several.
+    `brief`: one line tells what is about to run, not several. A second command in the same workdir
+    is refused; of a job of several processes the first holds it for all.
     """
     goodput = Goodput(workdir)
-    data = check_run(config, workdir)
+    data = check_run(config, workdir)  # before the lock, which would leave a folder behind
+    with contextlib.ExitStack() as held:
+        by_leader(_hold, held, workdir)
+        return _train(config, workdir, data, goodput, brief)
+
+
+def _hold(held: contextlib.ExitStack, workdir: epath.Path) -> None:
+    held.enter_context(alone_in(workdir))
+
+
+def _train(
+    config: ExperimentConfig, workdir: epath.Path, data: Data, goodput: Goodput, brief: bool
+) -> TrainState:
     mesh = make_mesh(config.mesh)
+    config = settle_dropout_keys(config, workdir, mesh)
     steps, schedule = plan_steps(config, data)
     optimizer = make_optimizer(config.optimizer, schedule)
     record_run(config, workdir, data)
@@ -57,7 +73,7 @@ def train(config: ExperimentConfig, workdir: epath.Path, brief: bool = False) ->
         with goodput.spent_on("compile"):
             train_step = compile_train_step(config, optimizer, schedule, mesh)
         with (
-            contextlib.closing(open_batches(config, data, first, steps)) as batches,
+            contextlib.closing(open_batches(config, data, mesh, first, steps)) as batches,
             MetricsLog(config, workdir, first, steps, goodput) as log,
             StopSignals() as stop,
         ):
@@ -120,14 +136,13 @@ def start(config: ExperimentConfig, optimizer, mesh: Mesh, checkpoints) -> Train
     return init_state(config, optimizer, mesh, model)
 
 
-def open_batches(config: ExperimentConfig, data: Data, first: int, steps: int):
+def open_batches(config: ExperimentConfig, data: Data, mesh: Mesh, first: int, steps: int):
     """The batches of this host from step `first` on, read ahead."""
     return make_batches(
         data,
         start=first,
         steps=steps,
-        process_index=jax.process_index(),
-        process_count=jax.process_count(),
+        rows=own_rows(abstract_batch(config, mesh)["tokens"]),
         workers=config.data.workers,
         prefetch=config.data.prefetch,
         pad_token_id=getattr(config.model, "pad_token_id", 0),
@@ -139,10 +154,8 @@ def next_batch(batches, config: ExperimentConfig, mesh: Mesh) -> tuple[Batch, fl
     asked = time.perf_counter()
     local = next(batches)
     waited = time.perf_counter() - asked
-    like = abstract_batch(config, mesh)
     return {
-        name: jax.make_array_from_process_local_data(x.sharding, local[name], x.shape)
-        for name, x in like.items()
+        name: put_rows(local[name], like) for name, like in abstract_batch(config, mesh).items()
     }, waited
 
 

@@ -12,7 +12,7 @@ import jax.numpy as jnp
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 import optax
 
-from icl_jax.config import ExperimentConfig
+from icl_jax.config import ExperimentConfig, TrainingConfig
 from icl_jax.models import abstract, create
 from icl_jax.models.losses import vocabulary_loss
 from icl_jax.sharding import constrain, spec, variable_sharding
@@ -84,32 +84,49 @@ def compile_train_step(
 
     Being compiled, it refuses any other shape or sharding instead of compiling again.
     """
+    lowered = lower_train_step(config, optimizer, schedule, mesh)
+    options = COMPILER_OPTIONS.get(mesh.devices.flat[0].platform)
+    return lowered.compile(compiler_options=options)
+
+
+def lower_train_step(
+    config: ExperimentConfig,
+    optimizer: optax.GradientTransformation,
+    schedule: optax.Schedule,
+    mesh: Mesh,
+) -> jax.stages.Lowered:
+    """The step as the compiler gets it."""
     state, batch = abstract_state(config, optimizer, mesh), abstract_batch(config, mesh)
     whole = NamedSharding(mesh, PartitionSpec())
     step = jax.jit(
-        make_train_step(config, optimizer, schedule),
+        make_train_step(config, optimizer, schedule, dropout_keys(config.training, mesh)),
         donate_argnums=0,
         out_shardings=(jax.tree.map(lambda x: x.sharding, state), whole),
     )
-    platform = mesh.devices.flat[0].platform
     with jax.set_mesh(mesh):
-        return step.lower(state, batch).compile(compiler_options=COMPILER_OPTIONS.get(platform))
+        return step.lower(state, batch)
+
+
+def dropout_keys(training: TrainingConfig, mesh: Mesh) -> str:
+    """What draws the dropout of a step on this mesh: threefry or rbg."""
+    if training.dropout_keys != "auto":
+        return training.dropout_keys
+    return "rbg" if mesh.devices.flat[0].platform == "tpu" else "threefry"
 
 
 def make_train_step(
-    config: ExperimentConfig, optimizer: optax.GradientTransformation, schedule: optax.Schedule
+    config: ExperimentConfig,
+    optimizer: optax.GradientTransformation,
+    schedule: optax.Schedule,
+    dropout_keys: str = "threefry",
 ) -> Callable[[TrainState, Batch], tuple[TrainState, dict[str, jax.Array]]]:
     """The step as a plain function of (state, batch)."""
     graphdef, _ = abstract(config.model)
     decay = config.training.ema_decay
 
     def train_step(state: TrainState, batch: Batch):
-        mask_key, dropout_key = jax.random.split(
-            jax.random.fold_in(jax.random.key(config.seed), state.step)
-        )
+        mask_key, dropout_key = step_keys(config, state.step, dropout_keys)
         task = make_task(config, batch, mask_key)
-        if not config.training.dropout:
-            dropout_key = None
         loss, grads = loss_and_grads(config, graphdef, state.params, task, dropout_key)
         updates, opt_state = optimizer.update(grads, state.opt_state, state.params)
         params = optax.apply_updates(state.params, updates)
@@ -127,12 +144,25 @@ def make_train_step(
     return train_step
 
 
+def step_keys(
+    config: ExperimentConfig, step: jax.Array, dropout_keys: str
+) -> tuple[jax.Array, jax.Array | None]:
+    """The keys of a step's masks and of its dropout (None: it has none), by seed and step alone."""
+    key = jax.random.key(config.seed, impl="threefry2x32")
+    mask_key, dropout_key = jax.random.split(jax.random.fold_in(key, step))
+    if not config.training.dropout:
+        return mask_key, None
+    if dropout_keys == "rbg":
+        dropout_key = jax.random.wrap_key_data(jax.random.bits(dropout_key, (4,)), impl="rbg")
+    return mask_key, dropout_key
+
+
 def make_task(config: ExperimentConfig, batch: Batch, mask_key: jax.Array) -> Task:
     """The batch as the objective wants it."""
     tokens_BT, group_BT = batch["tokens"], batch["group"]
     if config.training.objective == "next_token":
         return next_token(tokens_BT, group_BT)
-    return masked_token(tokens_BT, group_BT, mask_key, config.training, config.model.vocab_size)
+    return masked_token(tokens_BT, group_BT, mask_key, config.training, config.model)
 
 
 def loss_and_grads(

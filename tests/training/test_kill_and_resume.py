@@ -1,7 +1,6 @@
 """Whatever kills a run, the same command ends with the weights of a run that was never killed."""
 
 import json
-import os
 from pathlib import Path
 import signal
 import subprocess
@@ -31,15 +30,11 @@ def undisturbed(tmp_path_factory):
 class Run:
     """The command in a process of its own, with the devices and compiler settings of the tests."""
 
-    def __init__(self, workdir: Path, *flags: str):
+    def __init__(self, workdir: Path, *flags: str, program=("-m", "icl_jax.main")):
         self.workdir = workdir
-        command = [sys.executable, "-m", "icl_jax.main", "--config=tests/training/killed.py"]
-        environment = os.environ | {
-            "JAX_COMPILATION_CACHE_DIR": str(ROOT / ".jax_cache"),
-            "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0.2",
-        }
+        command = [sys.executable, *program, "--config=tests/training/killed.py"]
         self.process = subprocess.Popen(
-            [*command, f"--workdir={workdir}", *flags], cwd=ROOT, env=environment,
+            [*command, f"--workdir={workdir}", *flags], cwd=ROOT,
             stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
         )  # fmt: skip
 
@@ -81,6 +76,42 @@ def final_params(workdir, state):
         lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=x.sharding), state
     )
     return checkpoint.restore_from(str(workdir), like)
+
+
+# Before a finished checkpoint gets its name the process leaves a sign, and waits to be killed.
+WAIT = """
+import pathlib, runpy, sys, time
+
+def wait(event, arguments):
+    if event == "os.rename" and pathlib.Path(str(arguments[1])).name == "8":
+        pathlib.Path(SIGN).touch()
+        time.sleep(PATIENCE)
+
+sys.addaudithook(wait)
+runpy.run_module("icl_jax.main", run_name="__main__", alter_sys=True)
+"""
+
+
+def test_a_run_killed_amid_a_checkpoint_goes_on_to_the_last_bit(tmp_path):
+    few = ("--config.training.steps=12", "--config.training.checkpoint_every=4")
+    workdir, sign = tmp_path / "killed", tmp_path / "sign"
+    code = WAIT.replace("SIGN", repr(str(sign))).replace("PATIENCE", str(PATIENCE))
+    config = get_config()
+    config.training.steps, config.training.checkpoint_every = 12, 4
+    undisturbed = train(config, epath.Path(tmp_path / "undisturbed"))  # first: it compiles for both
+    run = Run(workdir, *few, program=("-c", code))
+    run.wait_for(sign.exists)
+    assert run.kill() == -signal.SIGKILL
+    assert checkpoint.finished_steps(epath.Path(workdir / "checkpoints")) == [4]
+    assert list((workdir / "checkpoints").glob("8.orbax-checkpoint-tmp*"))
+    assert_equal(train(config, epath.Path(workdir)), undisturbed)
+    assert metrics_in(workdir) == metrics_in(tmp_path / "undisturbed")
+    assert [step for step, _ in metrics_in(workdir)] == list(range(1, 13))
+
+
+def metrics_in(workdir: Path) -> list[tuple[int, float]]:
+    lines = map(json.loads, (workdir / "metrics.jsonl").open())
+    return [(line["step"], line["loss"]) for line in lines]
 
 
 @pytest.mark.slow

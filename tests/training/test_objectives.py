@@ -3,7 +3,7 @@
 import jax
 import numpy as np
 
-from icl_jax.config import TrainingConfig
+from icl_jax.config import RobertaConfig, TrainingConfig
 from icl_jax.training.objectives import masked_token, next_token
 
 
@@ -17,14 +17,15 @@ def test_each_token_predicts_its_follower_inside_its_group_only():
     assert targets == [6, 8, 6, 7, 8, 9, 3]
 
 
-def masked_rows(step=0, rows=64, length=512):
+def masked_rows(step=0, rows=64, length=512, vocab=1000):
     rng = np.random.default_rng(0)
-    tokens = rng.integers(0, 1000, (rows, length)).astype(np.int32)
+    tokens = rng.integers(0, vocab, (rows, length)).astype(np.int32)
     group = np.ones_like(tokens)
     group[:, -100:] = 0
     key = jax.random.fold_in(jax.random.key(3), step)
     config = TrainingConfig(mask_token_id=4, special_token_ids=(0, 2, 3, 4))
-    task = masked_token(tokens, group, key, config, 1000)
+    model = RobertaConfig(vocab_size=vocab, pad_token_id=1)
+    task = masked_token(tokens, group, key, config, model)
     return tokens, group, jax.tree.map(np.asarray, task)
 
 
@@ -48,6 +49,15 @@ def test_special_tokens_and_padding_are_never_chosen_and_the_rest_is_unchanged()
     assert not chosen[(group == 0) | np.isin(tokens, (0, 2, 3, 4))].any()
     np.testing.assert_array_equal(task.inputs_BT[~chosen], tokens[~chosen])
     np.testing.assert_array_equal(task.targets_BT, tokens)
+
+
+def test_a_random_replacement_is_never_special_and_any_other_is_as_likely():
+    tokens, _, task = masked_rows(vocab=11)
+    changed = (task.weights_BT > 0) & (task.inputs_BT != 4) & (task.inputs_BT != tokens)
+    ids, counts = np.unique(task.inputs_BT[changed], return_counts=True)
+    assert ids.tolist() == [5, 6, 7, 8, 9, 10]  # 0, 2, 3 are special, 1 is padding, 4 the mask
+    # 224 of them: four standard deviations are 0.6 of an id's share; of two ids' it would be 1.
+    assert counts.sum() > 200 and (abs(counts / counts.mean() - 1) < 0.6).all()
 
 
 def test_masks_change_with_the_step_and_the_row_and_come_back_with_them():

@@ -10,10 +10,12 @@ import optax
 import pytest
 
 from icl_jax.config import ConfigError, OptimizerConfig
+from icl_jax.data.input_pipeline import open_data
 from icl_jax.models import abstract
 from icl_jax.training.optimizer import decay_mask, learning_rate, make_optimizer
 from icl_jax.training.presets import PRESETS, preset
-from tests.training.small import GPT, ROBERTA
+from icl_jax.training.train import plan_steps
+from tests.training.small import GPT, ROBERTA, experiment, write_source
 
 
 def rates(steps, **fields):
@@ -39,6 +41,20 @@ def test_without_warm_up_the_first_step_has_the_peak():
 def test_a_warm_up_in_epochs_lasts_so_many_steps():
     schedule = learning_rate(OptimizerConfig(learning_rate=2.0, warmup=1), 50, steps_per_epoch=10)
     assert float(schedule(8)) < 2.0 and float(schedule(9)) == 2.0
+
+
+def test_a_run_by_epochs_warms_up_for_epochs_and_one_by_steps_for_steps(tmp_path):
+    source = write_source(tmp_path / "records", [[5, 6, 7, 0]] * 20)  # 2.5 steps of 8 an epoch
+
+    def rise(**fields):
+        optimizer = {"warmup": 2, "schedule": "constant", "learning_rate": 1.0}
+        config = experiment(source, optimizer=optimizer, **fields)
+        data = open_data(config.data, config.batch_size, config.sequence_length, config.seed)
+        steps, schedule = plan_steps(config, data)
+        return steps, [round(float(schedule(step)), 6) for step in range(6)]
+
+    assert rise(steps=0, epochs=4.0) == (10, [0.2, 0.4, 0.6, 0.8, 1.0, 1.0])
+    assert rise(steps=10) == (10, [0.5, 1.0, 1.0, 1.0, 1.0, 1.0])
 
 
 @pytest.mark.parametrize("model", [GPT, ROBERTA])

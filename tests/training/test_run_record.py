@@ -1,9 +1,12 @@
 """A workdir belongs to one run: what would mix another into it is refused and named."""
 
 import dataclasses
+import json
 import shutil
+import types
 
 from etils import epath
+import numpy as np
 import pytest
 
 from icl_jax.config import ConfigError, StageError
@@ -14,8 +17,9 @@ from icl_jax.training.run_record import (
     record_run,
     require_trained,
     run_problems,
+    settle_dropout_keys,
 )
-from tests.training.small import experiment, write_source
+from tests.training.small import experiment, one_device, write_source
 
 CONSTANT = {"schedule": "constant"}
 
@@ -126,3 +130,37 @@ def test_a_start_that_is_not_there_or_far_away_is_told_apart(tmp_path, monkeypat
     assert find_start(none) is find_start(missing) is None
     monkeypatch.setattr(type(epath.Path("gs://bucket")), "exists", lambda path: False)
     assert find_start(far) == {"path": "gs://bucket/model"}
+
+
+def test_a_run_keeps_the_dropout_keys_that_it_began_with(tmp_path):
+    config, data = make(tmp_path, steps=8)
+    workdir, mesh = epath.Path(tmp_path / "run"), one_device()
+    fresh = settle_dropout_keys(config, workdir, mesh)
+    assert (config.training.dropout_keys, fresh.training.dropout_keys) == ("auto", "threefry")
+    chosen = dataclasses.replace(config.training, dropout_keys="rbg")
+    chosen = dataclasses.replace(config, training=chosen)
+    record_run(settle_dropout_keys(chosen, workdir, mesh), workdir, data)
+    # Nothing was trained with them yet.
+    assert settle_dropout_keys(config, workdir, mesh).training.dropout_keys == "threefry"
+    add_checkpoints(workdir, 4)
+    assert run_problems(config, workdir, data) == []
+    assert settle_dropout_keys(config, workdir, mesh).training.dropout_keys == "rbg"
+    assert (
+        json.loads((workdir / "config.json").read_text())["config"]["training"]["dropout_keys"]
+        == "rbg"
+    )
+    other = dataclasses.replace(config.training, dropout_keys="threefry")
+    other = dataclasses.replace(config, training=other)
+    (told,) = run_problems(other, workdir, data)
+    assert "training.dropout_keys: 'rbg' there, 'threefry' here" in told
+
+
+def test_a_run_from_before_there_was_a_choice_goes_on_with_threefry(tmp_path):
+    config, workdir, data = begun(tmp_path, 4, steps=8)
+    held = json.loads((workdir / "config.json").read_text())
+    del held["config"]["training"]["dropout_keys"]
+    (workdir / "config.json").write_text(json.dumps(held))
+    tpu = types.SimpleNamespace(devices=np.array([types.SimpleNamespace(platform="tpu")]))
+    assert settle_dropout_keys(config, workdir, tpu).training.dropout_keys == "threefry"
+    assert settle_dropout_keys(config, workdir / "new", tpu).training.dropout_keys == "rbg"
+    assert run_problems(config, workdir, data) == []

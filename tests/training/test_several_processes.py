@@ -64,6 +64,24 @@ def alone(tmp_path_factory):
         return workdir, train(config(), epath.Path(workdir))
 
 
+def test_a_tensor_axis_over_two_processes_trains_as_one_process_does(tmp_path, monkeypatch):
+    """Both hosts need the same rows; the only job that the default suite runs."""
+    for name in ("jax_compilation_cache_dir", "jax_persistent_cache_min_compile_time_secs"):
+        monkeypatch.setenv(name.upper(), str(getattr(jax.config, name)))
+    found, steps = get_config(), 3
+    found.training.steps = steps
+    train(found, epath.Path(tmp_path / "alone"))
+    command = [
+        "-m", "icl_jax.main", "--config=tests/training/killed.py",
+        f"--config.training.steps={steps}", f"--workdir={tmp_path / 'job'}",
+        "--config.mesh.data=1", "--config.mesh.fsdp=1", "--config.mesh.tensor=2",
+    ]  # fmt: skip
+    for code, _, errors in end_job(start_job(command, 2, 1)):
+        assert code == 0, errors[-2000:]
+    assert len(losses(tmp_path / "job")) == steps
+    assert losses(tmp_path / "job") == pytest.approx(losses(tmp_path / "alone"), rel=1e-5)
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("processes", [2, 4])
 def test_several_processes_train_as_one_does_and_one_goes_on_for_them(alone, processes, tmp_path):

@@ -20,6 +20,8 @@ from icl_jax.training.train_state import (
     abstract_state,
     compile_train_step,
     init_state,
+    lower_train_step,
+    step_keys,
 )
 from tests.training.small import ROBERTA, experiment, random_batch
 
@@ -182,6 +184,58 @@ def test_dropout_acts_while_training_and_changes_with_the_step():
     without = float(run(state, random_batch())[1]["loss"])
     assert losses[0] != losses[1]
     assert all(loss != pytest.approx(without, rel=1e-5) for loss in losses)
+
+
+def test_hardware_keys_are_of_the_step_and_leave_the_masks_as_they_are():
+    config, data = experiment(model=ROBERTA), {}
+    for kind in ("threefry", "rbg"):
+        data[kind] = [
+            [jax.random.key_data(key).tolist() for key in step_keys(config, step, kind)]
+            for step in (0, 1, 0)
+        ]
+    masks, dropouts = zip(*data["rbg"])
+    assert list(masks) == [mask for mask, _ in data["threefry"]]
+    assert dropouts[0] == dropouts[2] != dropouts[1] and len(dropouts[0]) == 4
+    other = dataclasses.replace(config, seed=config.seed + 1)
+    assert jax.random.key_data(step_keys(other, 0, "rbg")[1]).tolist() != dropouts[0]
+
+
+def test_only_the_dropout_of_a_step_takes_bits_of_the_hardware():
+    drawn = {}
+    for keys in ("auto", "rbg"):
+        config = experiment(model=ROBERTA, mesh=(2, 2, 2), dropout_keys=keys)
+        schedule = learning_rate(config.optimizer, 6)
+        optimizer = make_optimizer(config.optimizer, schedule)
+        lowered = lower_train_step(config, optimizer, schedule, make_mesh(config.mesh))
+        drawn[keys] = lowered.as_text().count("stablehlo.rng_bit_generator")
+    # Of the embedding, of attention and of both residuals; shapes that are alike share a function.
+    assert drawn["auto"] == 0 < drawn["rbg"] <= 4
+
+
+@pytest.mark.parametrize("accumulate", [1, 2])
+def test_hardware_dropout_trains_repeats_and_changes_with_the_step(accumulate):
+    still = {"mesh": (2, 2, 1), "optimizer": {"learning_rate": 0.0}, "dropout_keys": "rbg"}
+    losses = []
+    for _ in range(2):
+        state, run = prepare(experiment(**still, accumulate=accumulate))
+        for _ in range(2):
+            state, metrics = run(state, random_batch())
+            losses.append(float(metrics["loss"]))
+    assert losses[:2] == losses[2:] and losses[0] != losses[1]
+
+
+def test_masks_change_with_the_step_and_come_back_with_it():
+    """Without dropout and at a rate of 0, only what is masked makes two losses differ."""
+    config = experiment(
+        model=ROBERTA, mesh=(1, 1, 1), optimizer={"learning_rate": 0.0}, dropout=False
+    )
+    state, run = prepare(config)
+    losses = []
+    for step in (0, 1, 2, 3, 1):
+        state = dataclasses.replace(state, step=jnp.full_like(state.step, step))
+        state, metrics = run(state, random_batch())
+        losses.append(float(metrics["loss"]))
+    assert len({*losses[:4]}) == 4 and losses[4] == losses[1]
 
 
 def test_another_shape_is_refused_not_compiled():
