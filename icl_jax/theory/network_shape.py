@@ -57,7 +57,7 @@ class Shape:
     def embedding_parameters(self) -> int:
         if self.vocab is None:
             return 0
-        if self.rank is None or self.rank >= self.width:
+        if self.rank is None:
             return self.vocab * self.width
         return self.vocab * self.rank + self.rank * self.width
 

@@ -12,6 +12,7 @@ import pytest
 
 from icl_jax import main as main_module
 from icl_jax.config import ConfigError, ExperimentConfig, GPTConfig, LinearAttentionConfig
+from icl_jax.models import abstract
 from icl_jax.theory import architecture
 from icl_jax.theory.known_models import KNOWN_MODELS, known_models_table
 from icl_jax.theory.network_shape import (
@@ -226,6 +227,14 @@ def test_the_network_of_a_config_is_judged_as_it_is_built():
     shape = shape_of(GPTConfig(embedding_rank=64, num_heads=12, head_dim=128, tie_head=False))
     assert (shape.embedding_rank, shape.attention_width) == (64, 1536)
     assert shape.parameters == shape.budget + 50257 * 64 + 64 * 768 + 50257 * 768
+    for rank in (8, 16, 24):  # a factored embedding has both its matrices, whatever the rank
+        small = GPTConfig(
+            vocab_size=50, context_length=4, num_layers=1, embed_dim=16, num_heads=2,
+            embedding_rank=rank,
+        )  # fmt: skip
+        embedding = abstract(small)[1]["token_embedding"]
+        stored = sum(x.size for x in jax.tree.leaves(embedding))
+        assert shape_of(small).embedding_parameters == stored == 50 * rank + rank * 16
     analysed = LinearAttentionConfig(
         embedding="convolution", input_dim=3, kernel_size=5, tie_head=False
     )
