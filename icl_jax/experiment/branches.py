@@ -10,6 +10,8 @@ from typing import NamedTuple
 from etils import epath
 
 from icl_jax.config import BranchesConfig, ConfigError, DataConfig, ExperimentConfig
+from icl_jax.config_problems import PACKED
+from icl_jax.example_design.arms import planned_rows
 from icl_jax.retrieval.design_folders import BRANCHES
 from icl_jax.training.run_record import last_step
 
@@ -111,9 +113,11 @@ def _more_epochs(
 ) -> ExperimentConfig:
     """The trunk's weights are trained anew, on the examples of the arm alone."""
     optimizer = config.branches.optimizer
+    # The trunk may be packed where the arm has one query a row.
+    pack = config.data.pack and planned_rows(config.design.examples, arm) == PACKED
     return dataclasses.replace(
         config,
-        data=dataclasses.replace(config.data, sources=(f"design:{arm}",), phases=()),
+        data=dataclasses.replace(config.data, sources=(f"design:{arm}",), phases=(), pack=pack),
         optimizer=dataclasses.replace(optimizer, learning_rate=rate or optimizer.learning_rate),
         training=dataclasses.replace(
             config.training,

@@ -1,9 +1,8 @@
 """What a comparison shows, said in sentences: computed from its numbers, whatever they are."""
 
-import shlex
-
 from etils import epath
 
+from icl_jax.commands import suggest
 from icl_jax.evaluation.compare_table import show_p
 from icl_jax.evaluation.compare_verdict import LEVEL
 from icl_jax.experiment.report_numbers import (
@@ -38,8 +37,7 @@ def say_where_to_look(comparison: dict, workdir: epath.Path, task: str) -> str:
     reference, design, places = comparison["reference"], workdir / "design", []
     arm = reference.partition("-rate")[0]
     if (design / "arms" / arm / "results.json").exists():
-        command = ["python", "-m", "icl_jax.example_design.explain", f"--workdir={workdir}"]
-        command = shlex.join([*command, f"--arm={arm}", "--index=1"])
+        command = suggest("example_design.explain", workdir=workdir, arm=arm, index=1)
         places.append(f"at an example of {arm} (`{command}`)")
     if (design / "card.html").exists():
         places.append(f"at all arms side by side in {design / 'card.html'}")

@@ -164,8 +164,8 @@ def _as_can_be_checked(branch: "Branch", config: ExperimentConfig) -> Experiment
     """As it is if it has begun; else as if it began where its trunk does, if that is not there."""
     if (branch.workdir / "config.json").exists():
         return branch.config
-    training = config.training
-    begin = {"start_from": training.start_from, "start_with": training.start_with}
-    return dataclasses.replace(
-        branch.config, training=dataclasses.replace(branch.config.training, **begin)
-    )
+    training, own = config.training, branch.config.training
+    begin = {"start_from": training.start_from}
+    if own.start_with == "everything":  # of the trunk, which may begin with weights alone
+        begin["start_with"] = training.start_with
+    return dataclasses.replace(branch.config, training=dataclasses.replace(own, **begin))

@@ -1,4 +1,5 @@
 import dataclasses
+import json
 import re
 
 from etils import epath
@@ -8,6 +9,8 @@ from icl_jax.config import (
     BranchesConfig,
     ConfigError,
     DataConfig,
+    DesignConfig,
+    ExamplesConfig,
     ExperimentConfig,
     OptimizerConfig,
     TrainingConfig,
@@ -21,6 +24,8 @@ from icl_jax.experiment.branches import (
     trunk_config,
 )
 from icl_jax.retrieval.design_folders import design_workdir
+from icl_jax.training.checks import check_run
+from tests.training.small import experiment, write_source
 
 ARMS = ("regular", "neighbours_in_context", "random_in_batch")
 
@@ -163,6 +168,44 @@ def test_epochs_train_on_the_arm_alone_from_weights_with_an_optimiser_of_their_o
     trained = change(config, "training", epochs=2.0)
     assert has_trunk(trained) and trunk_config(trained) == trained
     assert plan_branches(trained, workdir)[0].config.training.start_from == str(workdir)
+
+
+def test_arms_with_one_query_a_row_are_not_packed_though_their_trunk_is(workdir):
+    examples = ExamplesConfig(rows="one_query")
+    config = with_epochs(arms=("contiguous", "neighbours_in_context", "random_in_batch"))
+    config = dataclasses.replace(config, design=DesignConfig(examples=examples))
+    assert not find_problems(config)
+    packed = {b.arm: b.config.data.pack for b in plan_branches(config, workdir)}
+    assert packed == {"contiguous": True, "neighbours_in_context": False, "random_in_batch": False}
+    for branch in plan_branches(config, workdir):
+        assert not find_problems(branch.config)
+
+
+def test_packing_what_is_designed_as_one_query_a_row_is_refused():
+    design = DesignConfig(examples=ExamplesConfig(rows="one_query"))
+    message = r"data.pack=True .*rows is 'one_query' for neighbours_in_context; set data.pack"
+    data = DataConfig(sources=("design:contiguous",), pack=True)
+    mixed = dataclasses.replace(with_steps(), design=design, data=data)
+    sources = ("design:contiguous", "design:neighbours_in_context")
+    alone = ExperimentConfig(design=design, data=dataclasses.replace(data, sources=sources))
+    for wrong in (mixed, alone):
+        assert any(re.search(message, problem) for problem in find_problems(wrong))
+        assert not find_problems(change(wrong, "data", pack=False))
+        assert not find_problems(dataclasses.replace(wrong, design=DesignConfig()))
+
+
+def test_an_arm_that_was_designed_with_other_rows_than_the_config_says_is_refused(tmp_path):
+    arm = tmp_path / "design" / "arms" / "neighbours_in_context"
+    write_source(arm, [[5, 6, 7, 0]] * 20)
+    own = experiment("design:neighbours_in_context")
+    for held, wanted in (("packed", "one_query"), ("one_query", "packed")):
+        (arm / "results.json").write_text(json.dumps({"row_holds": held}))
+        design = DesignConfig(examples=ExamplesConfig(rows=wanted))
+        message = f"designed with examples.rows '{held}', but design.examples.rows is '{wanted}'"
+        with pytest.raises(ConfigError, match=message):
+            check_run(dataclasses.replace(own, design=design), epath.Path(tmp_path))
+        right = DesignConfig(examples=ExamplesConfig(rows=held))
+        check_run(dataclasses.replace(own, design=right), epath.Path(tmp_path))
 
 
 def test_branches_begin_where_the_trunk_would_until_it_is_there(tmp_path):

@@ -57,6 +57,7 @@ def network_experiment(folder: Path) -> ExperimentConfig:
         arms=("neighbours_in_context", "random_in_batch"),
         gain_model=str(folder / "judge"),
         min_gain=-100.0,
+        max_related_share=1.0,
     )
     config = experiment(
         write_corpus(folder, people=20),

@@ -23,6 +23,7 @@ from icl_jax.config import (
 from icl_jax.corpus.tokenizers import Tokenizer
 from icl_jax.experiment.branches import plan_branches
 from icl_jax.experiment.stages import run_stages
+from icl_jax.sharding import make_mesh
 from icl_jax.training import train as training
 from tests.evaluation.small import gpt_folder
 from tests.example_design.small_build import small_config
@@ -31,11 +32,11 @@ STAGES = ("design", "train", "evaluate")
 STEPS, MORE = 4, 2
 
 
-def small_experiment(folder):
-    """A trunk of 4 steps and branches of 2 on a corpus of 40 people."""
+def small_experiment(folder, people=40):
+    """A trunk of 4 steps and branches of 2."""
     questions = folder / "questions.jsonl"
     questions.write_text('{"question": "Where was Ada born?", "answer": ["Kersk"]}\n' * 3)
-    config = small_config(folder)
+    config = small_config(folder, people)
     config.design.examples.arms = ("contiguous", "neighbours_in_context")
     return dataclasses.replace(
         config,
@@ -95,8 +96,9 @@ def test_half_of_every_batch_of_a_branch_is_of_its_arm(finished):
     branch = plan_branches(config, workdir)[1]
     data = training.check_run(branch.config, branch.workdir)
     separator = Tokenizer.open(Path(workdir / "design" / "tokenizer")).separator_id
+    mesh = make_mesh(branch.config.mesh)
     before, after = (
-        next(training.open_batches(branch.config, data, step, step + 1))["tokens"]
+        next(training.open_batches(branch.config, data, mesh, step, step + 1))["tokens"]
         for step in (STEPS - 1, STEPS)
     )
     separated = (after == separator).any(axis=1)  # regular examples have none
@@ -175,6 +177,23 @@ def test_a_regular_checkpoint_that_is_there_is_one_field(finished, tmp_path):
     assert losses(epath.Path(tmp_path) / "branches/regular") == losses(workdir / "branches/regular")
 
 
+@pytest.mark.parametrize("stages", [("train",), ("design", "train")])
+def test_a_rate_that_would_jump_at_the_branch_is_told_before_anything_runs(
+    finished, tmp_path, stages
+):
+    config, workdir = finished
+    start = {"start_from": str(workdir / "checkpoints" / "4"), "start_with": "everything"}
+    config = dataclasses.replace(
+        config,
+        branches=BranchesConfig(("regular",), "regular", steps=40),
+        training=dataclasses.replace(config.training, **start),
+        data=DataConfig(sources=(str(workdir / "design/arms/contiguous"),), pack=True),
+    )
+    with pytest.raises(ConfigError, match=r"rate would jump from .*schedule_steps: 6 there, 44 he"):
+        run_stages(config, epath.Path(tmp_path), stages)
+    assert not list(tmp_path.rglob("checkpoints")) and not (tmp_path / "design").exists()
+
+
 def test_a_signal_ends_the_command_and_not_only_the_trunk(finished, tmp_path, monkeypatch):
     config, workdir = finished
     config = dataclasses.replace(
@@ -202,6 +221,16 @@ def test_a_signal_ends_the_command_and_not_only_the_trunk(finished, tmp_path, mo
                 config.branches, "arms", ("random_in_batch", "neighbours_in_context")
             ),
             "branches.arms names 'random_in_batch', but design.examples.arms are contiguous, neigh",
+        ),
+        (
+            lambda config: setattr(config, "optimizer", OptimizerConfig(warmup=7)),
+            "at most 6 steps, optimizer.schedule_steps, got 7 steps",
+        ),
+        (
+            lambda config: setattr(
+                config, "branches", BranchesConfig(("neighbours_in_context",), epochs=5.0)
+            ),
+            r"at most 5 epochs, training\.epochs \(in a branch branches\.epochs\), got 2000 epochs",
         ),
         (lambda config: setattr(config.training, "steps", 0), "branches.steps go on from training"),
         (
@@ -232,7 +261,9 @@ def test_a_model_that_cannot_be_evaluated_as_the_trunk_is_told_before_the_design
     for file in ("tokenizer.json", "special_ids.json"):
         (model / file).unlink()
     config.training = TrainingConfig(start_from=str(model))
-    config.branches = BranchesConfig(("trunk", "neighbours_in_context"), epochs=1.0)
+    config.branches = BranchesConfig(
+        ("trunk", "neighbours_in_context"), epochs=1.0, optimizer=OptimizerConfig(warmup=1)
+    )
     with pytest.raises(ConfigError, match=r"start_from, which is evaluated too: .*tokenizer\.json"):
         run_stages(config, epath.Path(tmp_path / "run"), STAGES)
     assert not (tmp_path / "run").exists()
