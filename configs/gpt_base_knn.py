@@ -10,6 +10,7 @@ Command:  python -m icl_jax.main --config=configs/gpt_base_knn.py --workdir=runs
               --config.training.steps=400000
           To begin with a regular run that is there (gpt_base_regular.py), and train kNN alone:
               --config.training.start_from=runs/gpt_base/checkpoints/200000
+              --config.optimizer.schedule_steps=400000  (as that run has: the rate continues)
           With the arm that goes on regularly as a control:
               --config.branches.arms="('regular','neighbours_in_context')"
 Cost:     design: docs/scale.md. Training: about 7 hours on 16 TPU v5e chips: 0.10 s a step,

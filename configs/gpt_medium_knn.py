@@ -10,6 +10,7 @@ Command:  python -m icl_jax.main --config=configs/gpt_medium_knn.py --workdir=ru
               --config.training.steps=400000
           To begin with a regular run that is there (gpt_medium_regular.py), and train kNN alone:
               --config.training.start_from=runs/gpt_medium/checkpoints/200000
+              --config.optimizer.schedule_steps=400000  (as that run has: the rate continues)
           With the arm that goes on regularly as a control:
               --config.branches.arms="('regular','neighbours_in_context')"
           To try all of it on any machine with 12 GB, for a step of each kind on the built-in corpus
@@ -17,7 +18,7 @@ Command:  python -m icl_jax.main --config=configs/gpt_medium_knn.py --workdir=ru
               --config.design.corpus.files=builtin:encyclopaedia --config.design.encoder.folder=
               --config.design.tokenizer.folder= --config.design.tokenizer.vocab_size=1280
               --config.design.search.min_similarity=0.3 --config.batch_size=2
-              --config.training.steps=1 --config.branches.steps=1
+              --config.training.steps=1 --config.branches.steps=1 --config.optimizer.warmup=1
 Cost:     design: docs/scale.md. Training: about 16 hours on 16 TPU v5e chips: 0.26 s a
           step, dropout apart, by the estimate of docs/tpu_sharding.md; not run. There the compiler
           needs --config.model.attention_dropout=0 (docs/pods.md, training)

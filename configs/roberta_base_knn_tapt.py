@@ -18,7 +18,8 @@ Command:  python -m icl_jax.studies.task_sentences --data=DATA --to=data/task_se
 Cost:     design: docs/scale.md. Training: the paper's 170,000 examples of up to 256 tokens are
           3,320 steps of 0.05 s (16 TPU v5e chips, dropout apart, by the estimate of
           icl_jax.training.compile_for_tpu): 3 minutes a run, an hour for 5 arms x 4 rates; the
-          15,335 sentences of the command above are 300 steps. Not run
+          15,335 sentences of the command above are 300 steps, in every arm: a row holds one
+          sentence of the task and what belongs to it (design.examples.rows). Not run
 Expected: averaged over the seven STS tasks 53.5 without training, 59.8 for task_only, 61.0 for
           neighbours_in_context, 58.4 to 60.0 for the other three (Levine et al. 2022, table 1)
 """
@@ -53,7 +54,7 @@ def get_config(arm: str = "neighbours_in_context") -> ExperimentConfig:
         model=model,
         mesh=MeshConfig(data=-1, fsdp=1, tensor=1),
         design=design_preset("knn-tapt"),
-        data=DataConfig(sources=(f"design:{arm}",), pack=True, workers=4),
+        data=DataConfig(sources=(f"design:{arm}",), workers=4),  # a query a row, by the design
         optimizer=optimizer_preset("knn-tapt"),
         training=TrainingConfig(
             objective="masked_token",
