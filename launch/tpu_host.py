@@ -4,6 +4,7 @@ python3 tpu_host.py install|devices|start|report|stop ...  (the image's Python 3
 """
 
 import argparse
+import hashlib
 import json
 import os
 from pathlib import Path
@@ -19,6 +20,8 @@ import time
 HOME = Path.home()
 SOURCE, ENVIRONMENT, RUNS = HOME / "icl_jax_source", HOME / "icl_jax_env", HOME / "icl_jax_runs"
 PYTHON = ENVIRONMENT / "bin" / "python"
+LOCK = SOURCE / "launch" / "requirements-tpu.txt"
+UV = "uv==0.13.8"  # where an image has no Python 3.11, uv brings one: this pins that too
 HOST = socket.gethostname()
 # The progress bar of the training, and the line at its end.
 STEP = re.compile(r"train: .*?(\d+)/(\d+) \[|(\d+) of (\d+) steps done")
@@ -50,30 +53,39 @@ def tell(**report) -> None:
 
 
 def install(args) -> dict:
-    """Unpacks the sent source and installs it with the `tpu` extra into an environment."""
+    """Unpacks the sent source and installs it, with the versions of its lock, in an environment."""
     for record in RUNS.glob("*.run.json"):
         if is_alive(record):
             sys.exit(f"{HOST}: {record.name.split('.')[0]} runs here; stop it before a setup")
         record.unlink()
-    (RUNS / "installed.json").unlink(missing_ok=True)
+    installed = RUNS / "installed.json"
+    before = json.loads(installed.read_text()).get("made_of") if installed.exists() else None
+    installed.unlink(missing_ok=True)  # until all is done: half an environment is made anew
     shutil.rmtree(SOURCE, ignore_errors=True)
     with tarfile.open(HOME / "icl_jax_source.tar.gz") as archive:
         archive.extractall(SOURCE)
+    if not LOCK.exists():
+        sys.exit(f"{HOST}: commit {args.commit} has no {LOCK.relative_to(SOURCE)}")
+    made_of = [UV, hashlib.sha256(LOCK.read_bytes()).hexdigest()]
     tools = HOME / "icl_jax_tools"  # uv: the images come with a Python that is too old
     environment = {**os.environ, "UV_NO_PROGRESS": "1"}
     uv = str(tools / "bin" / "uv")
     pip = [sys.executable, "-m", "pip", "install", "--quiet", "--upgrade", "--target", str(tools)]
+    into = [uv, "pip", "install", "--python", str(PYTHON)]
+    commands = [
+        [*pip, UV],
+        [uv, "venv", "--clear", "--python", "3.11", str(ENVIRONMENT)],
+        # The lock constrains builds too: some packages come as source only.
+        [*into, "--require-hashes", "--build-constraints", str(LOCK), "-r", str(LOCK)],
+        [*into, "--no-deps", "--no-build-isolation", "-e", str(SOURCE)],
+    ]
     with (RUNS / "setup.log").open("w") as log:
-        for command in (
-            [*pip, "uv"],
-            [uv, "venv", "--clear", "--python", "3.11", str(ENVIRONMENT)],
-            [uv, "pip", "install", "--python", str(PYTHON), "-e", f"{SOURCE}[tpu]"],
-        ):
+        for command in commands[2:] if made_of == before else commands:
             done = subprocess.run(command, stdout=log, stderr=log, env=environment, check=False)
             if done.returncode:
                 last = "\n".join(last_lines(RUNS / "setup.log", 8))
                 sys.exit(f"{HOST}: {command[0]} failed (exit {done.returncode}):\n{last}")
-    (RUNS / "installed.json").write_text(json.dumps({"commit": args.commit}))
+    installed.write_text(json.dumps({"commit": args.commit, "made_of": made_of}))
     return {"installed": args.commit}
 
 

@@ -10,7 +10,7 @@ import sys
 import pytest
 
 from launch import tpu_setup, tpu_vm
-from tests.launch.stand_in_gcloud import NOTHING_RUNS, create, set_all
+from tests.launch.stand_in_gcloud import LOCK, NOTHING_RUNS, create, set_all
 
 HOSTS = 2
 FINISHES = {"looks": 1, "exit": [0] * HOSTS, "step": [7, 7], "step_line": "7 of 7 steps done"}
@@ -26,7 +26,7 @@ class StandIn:
             hosts=HOSTS, node=None, request=None, run=None, reports=[NOTHING_RUNS] * HOSTS,
             looks=0, busy=0, stockouts=0, preempted_at_look=[], devices=[8] * HOSTS,
             queue=["ACCEPTED", "WAITING_FOR_RESOURCES", "PROVISIONING", "ACTIVE"], queue_data={},
-            states=[], runs=[FINISHES],
+            states=[], runs=[FINISHES], sent=[],
         )  # fmt: skip
 
     @property
@@ -84,6 +84,7 @@ def clone(tmp_path_factory):
     root = tmp_path_factory.mktemp("clone")
     (root / "launch").mkdir()
     (root / "launch" / "tpu_host.py").write_text("# sent to the hosts\n")
+    (root / LOCK).write_text("jax==0.10.2\n")
     git = ["git", "-C", str(root), "-c", "user.name=a", "-c", "user.email=a@b.c"]
     for words in (["init", "-q"], ["add", "."], ["commit", "-q", "-m", "all"]):
         subprocess.run([*git, *words], check=True)

@@ -7,8 +7,10 @@ import json
 import os
 import shlex
 import sys
+import tarfile
 
 HERE = os.path.dirname(sys.argv[0])
+LOCK = "launch/requirements-tpu.txt"
 NAME = "projects/my-project/locations/us-west4-a"
 NOT_FOUND = "ERROR: (gcloud.compute.tpus.{}.describe) NOT_FOUND: Resource '{}' was not found"
 STOCKOUT = (
@@ -46,7 +48,11 @@ def main() -> None:
                 world["node"] = None
         elif verb == "scp":
             missing = [x for x in words[4:-4] if ":" not in x and not os.path.exists(x)]
-            raise SystemExit(f"no such file: {missing}" if missing else 0)
+            if missing:
+                raise SystemExit(f"no such file: {missing}")
+            if words[4].endswith(".tar.gz"):
+                with tarfile.open(words[4]) as archive:
+                    world["sent"] = archive.getnames()
         elif verb == "ssh":
             ssh(world, shlex.split(flags["command"]))
     finally:
@@ -100,6 +106,8 @@ def describe(world: dict, group: str, what: str, name: str) -> None:
 def ssh(world: dict, command: list[str]) -> None:
     action, arguments = command[2], command[command.index("--") + 1 :] if "--" in command else []
     if action == "install":
+        if LOCK not in world["sent"]:
+            raise SystemExit(f"t1v-n-1234-w-0: no {LOCK}")
         set_all(world, installed=command[3].partition("=")[2])
     elif action == "devices":
         for host, count in enumerate(world["devices"]):

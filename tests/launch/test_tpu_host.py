@@ -4,13 +4,16 @@ import json
 from pathlib import Path
 import subprocess
 import sys
+import tarfile
 import time
 
 import pytest
 
+from launch import tpu_host
 from tests.launch.stand_in_gcloud import NOTHING_RUNS
 
-SCRIPT = Path(__file__).parents[2] / "launch" / "tpu_host.py"
+HERE = Path(__file__).parent
+SCRIPT = HERE.parents[1] / "launch" / "tpu_host.py"
 MAIN = """
 import json, sys, time
 json.dump(sys.argv[1:], open("got.json", "w"))
@@ -111,6 +114,69 @@ def test_nothing_is_installed_under_a_run(host):
     command = [sys.executable, str(SCRIPT), "install", "--commit=def"]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     assert done.returncode != 0 and "my-tpu runs here" in done.stderr
+
+
+@pytest.fixture
+def installed(host, monkeypatch):
+    """Installs a source with this lock; what is in the environment, and the words of each call."""
+    (host.home / "stand_in").mkdir()
+    script = f"import sys; sys.path.insert(0, {str(HERE)!r}); import stand_in_uv as it; it.pip()"
+    (host.home / "stand_in/pip.py").write_text(script)
+    monkeypatch.setenv("PYTHONPATH", str(host.home / "stand_in"))
+
+    def install(lock: dict, commit: str = "def") -> tuple[dict, list[list[str]]]:
+        calls, file = host.home / "installs.jsonl", host.home / "lock.txt"
+        calls.unlink(missing_ok=True)
+        file.write_text(
+            "".join(f"{name}=={pin} \\\n    --hash=sha256:0\n" for name, pin in lock.items())
+        )
+        with tarfile.open(host.home / "icl_jax_source.tar.gz", "w:gz") as archive:
+            archive.add(file, "launch/requirements-tpu.txt" if lock else "README.md")
+        assert host("install", f"--commit={commit}")["installed"] == commit
+        packages = json.loads((host.home / "icl_jax_env/packages.json").read_text())
+        assert packages.pop("icl_jax") == str(host.home / "icl_jax_source")
+        return packages, [json.loads(line) for line in calls.read_text().splitlines()]
+
+    return install
+
+
+def test_a_host_gets_the_versions_of_the_lock_and_no_others(host, installed):
+    lock = {"jax": "0.10.2", "numpy": "2.4.6"}
+    packages, calls = installed(lock)
+    assert packages == lock
+    assert host("report")["installed"] == "def"
+    assert all("--require-hashes" in words for words in calls if "-r" in words)
+    assert [words[-1] for words in calls if words[0] == "pip"] == [tpu_host.UV]
+
+
+def test_a_second_setup_by_the_same_lock_keeps_the_environment(host, installed):
+    lock = {"jax": "0.10.2"}
+    installed(lock)
+    (host.home / "icl_jax_env/compiled.pyc").touch()
+    packages, calls = installed(lock, commit="ghi")
+    assert packages == lock and (host.home / "icl_jax_env/compiled.pyc").exists()
+    assert [words[:3] for words in calls] == [["uv", "pip", "install"]] * 2
+    assert host("report")["installed"] == "ghi"
+
+
+def test_another_lock_leaves_nothing_of_the_old_one(installed):
+    installed({"jax": "0.10.2", "einops": "0.8.2"})
+    assert installed({"jax": "0.10.3"})[0] == {"jax": "0.10.3"}
+
+
+def test_an_environment_that_was_left_half_made_is_made_anew(host, installed):
+    (host.home / "fail").touch()
+    with pytest.raises(subprocess.CalledProcessError) as failed:
+        installed({"jax": "0.10.2"})
+    assert "the disk is full" in failed.value.stderr
+    assert host("report")["installed"] is None
+    assert "venv" in [words[1] for words in installed({"jax": "0.10.2"})[1]]
+
+
+def test_a_commit_without_a_lock_is_not_installed(installed):
+    with pytest.raises(subprocess.CalledProcessError) as failed:
+        installed({})
+    assert "commit def has no launch/requirements-tpu.txt" in failed.value.stderr
 
 
 def test_the_script_needs_no_more_than_the_python_of_the_images():
