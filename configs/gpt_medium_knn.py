@@ -19,9 +19,8 @@ Command:  python -m icl_jax.main --config=configs/gpt_medium_knn.py --workdir=ru
               --config.design.tokenizer.folder= --config.design.tokenizer.vocab_size=1280
               --config.design.search.min_similarity=0.3 --config.batch_size=2
               --config.training.steps=1 --config.branches.steps=1 --config.optimizer.warmup=1
-Cost:     design: docs/scale.md. Training: about 16 hours on 16 TPU v5e chips: 0.26 s a
-          step, dropout apart, by the estimate of docs/tpu_sharding.md; not run. There the compiler
-          needs --config.model.attention_dropout=0 (docs/pods.md, training)
+Cost:     design: docs/scale.md. Training: about 18 hours on 16 TPU v5e chips: 0.29 s a
+          step, by the estimate of icl_jax.training.compile_for_tpu (docs/pods.md); not run
 Expected: about 250 of 20,000 Natural Questions right, closed-book and zero-shot, where regular
           examples alone stay below 50 (Levine et al. 2022, figure 1)
 """

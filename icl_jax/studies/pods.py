@@ -34,14 +34,12 @@ def all_cells() -> list:
     """Every cell, those that say most first: a run that ends early has them all."""
     from icl_jax.studies.pods_cells import CONFIGS, ENCODERS, INDEXES, Cell
     from icl_jax.studies.pods_slices import ONE_CHIP, SLICES
-    from icl_jax.studies.pods_table import DROPOUT_SLICE
 
     indexes = [f"{encoder}-{index}" for encoder in ENCODERS for index in INDEXES]
     return [
         *(Cell("encode", *pair) for pair in itertools.product(ENCODERS, ONE_CHIP)),
         *(Cell("search", *pair) for pair in itertools.product(indexes, ONE_CHIP)),
         *(Cell("training", *pair) for pair in itertools.product(CONFIGS, SLICES)),
-        *(Cell("dropout", config, DROPOUT_SLICE) for config in CONFIGS),
     ]
 
 

@@ -40,8 +40,8 @@ _COUNTING = (
     "training/hardware.py",
 )  # fmt: skip
 _MODEL = (
-    "sharding.py", "models/attention.py", "models/gpt.py", "models/layers.py", "models/losses.py",
-    "models/roberta.py", "models/splash.py", *_COUNTING,
+    "sharding.py", "models/attention.py", "models/dropout.py", "models/gpt.py", "models/layers.py",
+    "models/losses.py", "models/roberta.py", "models/splash.py", *_COUNTING,
 )  # fmt: skip
 _TRAINING = (
     *_MODEL, "training/metrics.py", "training/objectives.py", "training/optimizer.py",
@@ -50,7 +50,6 @@ _TRAINING = (
 _MEASURE = "studies/pods_measure.py"
 _CODE = {
     "training": _TRAINING,
-    "dropout": _TRAINING,
     "encode": (*_MODEL, "retrieval/encoder_transformer.py", "retrieval/token_rows.py", _MEASURE),
     "search": (*_COUNTING, "retrieval/search_jax.py", _MEASURE),
 }
@@ -59,7 +58,7 @@ _CODE = {
 class Cell(NamedTuple):
     """A step on a place: a slice, or a generation that has one chip or the smallest slice."""
 
-    kind: str  # training, dropout (the same step with dropout), encode, search
+    kind: str  # training, encode, search
     subject: str  # a config, an encoder, or an encoder and an index
     place: str
 
@@ -91,7 +90,7 @@ def inputs_of(cell: Cell) -> dict:
         tokens = EncoderConfig.batch_tokens
         made = {"model": to_dict(ENCODERS[cell.subject]), "batch_tokens": tokens, "dtype": DTYPE}
     else:
-        made = to_dict(training_config(cell))
+        made = to_dict(read_config(cell.subject))
         for part in ("design", "data", "evaluation"):  # are not in the step
             del made[part]
     versions = {name: version(name) for name in ("jax", "libtpu")}
@@ -114,13 +113,6 @@ def topologies_of(cell: Cell) -> list[str]:
     if cell.kind == "search":
         return [to for name, to in SLICES.items() if generation_of(name) == cell.place]
     return [SLICES[cell.place]]
-
-
-def training_config(cell: Cell) -> ExperimentConfig:
-    """Whose step a cell is."""
-    config = read_config(cell.subject)
-    config.training.dropout = cell.kind == "dropout"
-    return config
 
 
 def search_config() -> SearchConfig:

@@ -34,9 +34,9 @@ from icl_jax.studies.pods_cells import (
     SENTENCE_TOKENS,
     SENTENCES,
     Cell,
+    read_config,
     search_config,
     topologies_of,
-    training_config,
     write_cell,
 )
 from icl_jax.training.compile_for_tpu import (
@@ -63,7 +63,7 @@ def measure_cell(cell: Cell) -> dict:
 
 
 def _measure_training(cell: Cell, topology: str) -> dict:
-    return measure(training_config(cell), topology)
+    return measure(read_config(cell.subject), topology)
 
 
 def _measure_encode(cell: Cell, topology: str) -> dict:
@@ -107,7 +107,6 @@ def _measure_search(cell: Cell, topology: str) -> dict:
 
 _MEASURES = {
     "training": _measure_training,
-    "dropout": _measure_training,
     "encode": _measure_encode,
     "search": _measure_search,
 }

@@ -17,7 +17,6 @@ from icl_jax.studies.pods_slices import ONE_CHIP, SLICES, generation_of, num_chi
 from icl_jax.training.compile_for_tpu import GB
 
 TAPT_EXAMPLES = 170_000  # Levine et al. 2022, section 3.1; each counts as a row of its own
-DROPOUT_SLICE = "v5e-16"
 HOURS_CHIPS = 16  # of the slice that hours of embedding are told for
 Read = Callable[[Cell], dict | None]
 
@@ -50,8 +49,7 @@ def training_table(name: str, config: ExperimentConfig, read: Read) -> str:
     ]  # fmt: skip
     lines = [_training_line(place, n, config, steps, kinds) for place, n in found.items()]
     text = f"`{CONFIGS[name]}`: {sizes}; {told}. {_left_out(len(SLICES) - len(found))}"
-    dropped = _dropout_sentence(name, found.get(DROPOUT_SLICE), read)
-    return "\n\n".join(filter(None, [text.strip(), _table(header, lines), dropped]))
+    return f"{text.strip()}\n\n{_table(header, lines)}"
 
 
 def _training_line(
@@ -83,17 +81,6 @@ def times(numbers: dict) -> tuple[float, float]:
 
 def _kinds(fitting: list[dict]) -> list[str]:
     return list(fitting[0]["sent"]) if fitting else []
-
-
-def _dropout_sentence(name: str, without: dict | None, read: Read) -> str:
-    """What dropout adds to the step on one slice, where that was compiled."""
-    dropped = read(Cell("dropout", name, DROPOUT_SLICE))
-    if not (dropped and without and dropped["fits"] and without["fits"]):
-        return ""
-    off, on = (span(*(1e3 * x for x in times(numbers))) for numbers in (without, dropped))
-    return (
-        f"With dropout, as the config has it, a step on {DROPOUT_SLICE} takes {on} ms, not {off}."
-    )
 
 
 def sentences_table(read: Read) -> str:

@@ -10,7 +10,7 @@ import pytest
 from icl_jax.config import ConfigError, RobertaConfig, SearchConfig
 from icl_jax.experiment.branches import plan_branches
 from icl_jax.studies import pods, pods_cells, pods_measure, pods_table
-from icl_jax.studies.pods_cells import CONFIGS, Cell, read_config, write_cell
+from icl_jax.studies.pods_cells import CONFIGS, Cell, inputs_of, read_config, write_cell
 from icl_jax.studies.pods_slices import ONE_CHIP, SLICES, generation_of, num_chips, slice_of
 from icl_jax.training.compile_for_tpu import GB, GENERATIONS
 
@@ -97,13 +97,10 @@ def test_a_training_line_is_hours_of_all_steps_and_a_slice_that_is_too_large_say
     assert refused.count("|") == header.count("|")
 
 
-def test_what_dropout_adds_is_told_where_it_was_compiled():
-    def read(cell):
-        if cell.place == "v5e-16":
-            return numbers_of(cycles=0.13 if cell.kind == "dropout" else 0.09)
-
-    text = pods_table.training_table("gpt_base_knn", read_config("gpt_base_knn"), read)
-    assert text.endswith("a step on v5e-16 takes 130-140 ms, not 90-100.")
+@pytest.mark.parametrize("name", CONFIGS)
+def test_a_cell_is_the_step_as_it_is_trained_dropout_included(name):
+    step = inputs_of(Cell("training", name, "v5e-16"))["step"]
+    assert step["training"]["dropout"] and step["model"]["attention_dropout"] == 0.1
 
 
 def test_vectors_and_join_are_counted_from_sentences_and_queries_of_a_step():
