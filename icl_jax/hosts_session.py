@@ -5,11 +5,11 @@ Process 0 leads, the others follow; `parallel_hosts` has what they do.
 
 from collections.abc import Iterator
 import itertools
-import pickle
 import socket
 
 from icl_jax.config import ConfigError, StageError
 from icl_jax.distributed import job_place, job_size, job_store
+from icl_jax.hosts_messages import MessageError, decode, encode
 
 _ASK_SECONDS = 2  # the store is asked for so long at a time
 _NO_MORE = str(1 << 30)  # more than there are tasks; the store counts in 32 bits
@@ -38,8 +38,9 @@ class Session:
 
     def tell(self, what: object) -> int:
         """By the leader to all; returns the number of what it told."""
+        message = encode(what)  # first: the others would wait for a number that is never told
         number = next(self._told)
-        self.write(f"told/{number}", what)
+        self._set(f"told/{number}", message)
         return number
 
     def hear(self) -> Iterator[tuple[int, object]]:
@@ -47,13 +48,13 @@ class Session:
         for number in itertools.count():
             try:
                 told = self.read(f"told/{number}")
-            except (pickle.UnpicklingError, AttributeError, ImportError) as error:
+            except MessageError as error:
                 told = error
             yield number, told
 
     def write(self, key: str, value: object) -> None:
-        """Anything that can be pickled."""
-        self._store.key_value_set_bytes(self._prefix + key, pickle.dumps(value))
+        """Anything that `hosts_messages` encodes."""
+        self._set(key, encode(value))
 
     def read(self, key: str) -> object:
         """Waits for it, however long that takes."""
@@ -64,7 +65,7 @@ class Session:
                 found = self._store.blocking_key_value_get_bytes(
                     self._prefix + key, 1000 * _ASK_SECONDS
                 )
-                return pickle.loads(found)
+                return decode(found)
             except jax.errors.JaxRuntimeError as error:
                 if "DEADLINE_EXCEEDED" not in str(error):  # the job is gone
                     raise
@@ -103,6 +104,9 @@ class Session:
         expected = isinstance(error, ConfigError | StageError)
         text = str(error) if expected else f"{type(error).__name__}: {error}"
         return HostError(f"{self.name}: {text}")
+
+    def _set(self, key: str, message: bytes) -> None:
+        self._store.key_value_set_bytes(self._prefix + key, message)
 
 
 class Agreement:

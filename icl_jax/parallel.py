@@ -66,7 +66,7 @@ def run_shards(
 ) -> list:
     """`function(*task)` for every task, results in the order of the tasks.
 
-    `function` is one of a module, and its arguments can be pickled. `bar` advances by a task's size
+    `function` is one of a module, and its arguments can be pickled (of a job of several hosts: encoded by `hosts_messages`). `bar` advances by a task's size
     when it is done. With one worker all runs in this process. After an error nothing new is begun,
     what runs is finished, and the error is raised. Where this process leads a job of several hosts
     (`parallel_hosts`), all of them take tasks. `whole_host`: one task keeps all devices and cores

@@ -8,7 +8,7 @@ from pathlib import Path
 import sys
 import time
 
-from icl_jax import parallel_hosts
+from icl_jax import hosts_messages, parallel_hosts
 from icl_jax.config import ConfigError, StageError
 from icl_jax.distributed import job_place, join_job
 from icl_jax.flag_errors import ends_in_one_line
@@ -87,6 +87,7 @@ def main() -> None:
     folder = Path(sys.argv[1])
     coordinator, processes, place = (argument.partition("=")[2] for argument in sys.argv[2:])
     join_job(coordinator, int(processes), int(place))
+    hosts_messages.FUNCTIONS_OF += ("__main__",)
     by_leader(shards, folder, workdir=folder)
     for failing in (0, 1):
         try:

@@ -16,6 +16,7 @@ LAYERS = [
         "distributed",
         "flag_errors",
         "folder_lock",
+        "hosts_messages",
         "hosts_session",
         "live_files",
         "commands",
