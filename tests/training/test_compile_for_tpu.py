@@ -24,11 +24,13 @@ SMALL = [  # compiles in a few seconds
 needs_libtpu = pytest.mark.skipif(importlib.util.find_spec("libtpu") is None, reason="no libtpu")
 
 
-def run(*args):
+def run(*args, config="tiny", stack=None):
     """As a user runs it: with the compiler's own settings, not those of the tests."""
     module = "icl_jax.training.compile_for_tpu"
-    command = [sys.executable, "-m", module, "--config=configs/tiny.py", *args]
+    command = [sys.executable, "-m", module, f"--config=configs/{config}.py", *args]
     env = {name: value for name, value in os.environ.items() if name != "XLA_FLAGS"}
+    if stack is not None:
+        command = ["bash", "-c", f'ulimit -s {stack} && exec "$@"', "bash", *command]
     return subprocess.run(command, capture_output=True, text=True, cwd=ROOT, env=env)
 
 
@@ -56,6 +58,21 @@ def test_two_chips_share_the_state_and_talk_to_each_other():
     assert numbers["seconds"]["largest"] <= numbers["seconds"]["sum"]
     assert 0 < numbers["utilisation"]["sum"] <= numbers["utilisation"]["largest"] < 1
     assert "478,720 parameters" in shown and "of 15.75 GB" in shown
+
+
+@needs_libtpu
+@pytest.mark.parametrize(
+    "smaller",
+    [
+        ["--topology=v5e:1x1", "--config.model.num_layers=2", "--config.batch_size=2"],
+        pytest.param(["--topology=v5e:4x4"], marks=pytest.mark.slow),  # as docs/training.md has it
+    ],
+)
+def test_the_medium_step_compiles_with_its_dropout_on_a_usual_stack(smaller):
+    finished = run(*smaller, config="gpt_medium_regular", stack=8192)
+    assert finished.returncode == 0, (finished.returncode, finished.stderr[-2000:])
+    numbers = json.loads(finished.stdout.splitlines()[-1])
+    assert numbers["fits"] and numbers["seconds"]["cycles"] > 0
 
 
 @needs_libtpu
