@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from icl_jax.config import DataConfig
-from icl_jax.data.input_pipeline import GlobalBatches, make_batches, open_data
+from icl_jax.data.input_pipeline import GlobalBatches, _source_seed, make_batches, open_data
 from icl_jax.data.packing import Plan
 from icl_jax.data.source import RowStream
 from icl_jax.data.tfrecord import RecordError, encode_example, frame
@@ -195,6 +195,12 @@ def test_rows_hold_the_records_then_padding(folders, tmp_path):
     assert rows[8] == ([8] * 4 + [PAD] * 9, [1] * 4 + [0] * 9)
 
 
+def test_a_record_as_long_as_a_row_fills_it(tmp_path):
+    source = write_source(tmp_path, [[record(7, LENGTH)]])
+    (batch,) = read(open_one(source, batch_size=1), 1)
+    assert batch["tokens"].tolist() == [[7] * LENGTH] and batch["group"].tolist() == [[1] * LENGTH]
+
+
 def test_records_packed_into_one_row_keep_their_groups_apart(folders):
     packed = read(open_one(folders[0], pack=True), 4)
     assert max(len(np.unique(row)) for batch in packed for row in batch["tokens"]) > 3
@@ -306,6 +312,11 @@ def test_tokens_outside_the_vocabulary_are_named_by_file_and_byte(folders):
     assert "from 0 to 224, got 225" in message
 
 
+def test_the_first_id_behind_the_vocabulary_is_outside_of_it(folders):
+    message = open_mixed(folders).check_vocabulary(226)  # whose ids end with 225
+    assert "expected token ids from 0 to 225, got 226" in message
+
+
 def test_the_fingerprint_changes_with_the_records_alone(tmp_path):
     records = [record(i, 3) for i in range(7)]
 
@@ -373,6 +384,15 @@ def test_many_bundles_are_shuffled_anew_on_every_pass_too():
     assert sorted(passes[0]) == sorted(passes[1]) == list(range(count))
     assert np.mean(np.equal(*passes)) < 0.01
     assert stream._bundle(10**15) in range(count)
+
+
+def test_no_pass_over_a_source_has_the_order_of_a_pass_over_another():
+    plan, orders = Plan(20_011), set()
+    for source in range(3):
+        stream = RowStream(None, plan, _source_seed(5, source))
+        for epoch in range(3):
+            orders.add(tuple(stream._bundle(epoch * plan.num_rows + k) for k in range(20)))
+    assert len(orders) == 9
 
 
 @pytest.mark.slow

@@ -87,6 +87,14 @@ def test_the_index_of_a_rewritten_shard_is_rebuilt(path, numbers_now):
     assert numbers(Shards([path])) == numbers_now
 
 
+def test_a_shard_of_which_only_the_end_was_rewritten_is_indexed_again(path, monkeypatch):
+    monkeypatch.setattr(shard_index, "_EDGE_BYTES", 20)  # less than a record
+    load_indexes([path])
+    write_records(path, [record(2, 3), record(7, 5, batch_group=7)])  # as long as before
+    (index,) = load_indexes([path])
+    assert index.largest_token == 7
+
+
 @pytest.mark.parametrize("content", ["empty", "garbage", "cut", "old version", "no field"])
 def test_an_index_that_cannot_be_read_is_rebuilt(path, content, monkeypatch):
     (expected,) = load_indexes([path])

@@ -229,6 +229,16 @@ def test_an_arm_can_be_added_to_a_build_and_another_config_is_refused(tmp_path):
     assert contents(tmp_path / "run") == before
 
 
+@pytest.mark.parametrize("arm", ["contiguous", "neighbours_in_context"])
+def test_groups_of_another_limit_are_refused(built, arm):
+    config, workdir = built
+    examples = dataclasses.replace(config.design.examples, arms=(arm,))
+    longer = dataclasses.replace(config.design, examples=examples)
+    longer = dataclasses.replace(config, sequence_length=131, design=longer)
+    with pytest.raises(StageError, match=r"limit: 130 there, 131 here"):
+        design(longer, workdir)
+
+
 def test_one_message_names_all_that_another_threshold_makes_useless(tmp_path):
     arms = ["contiguous", "neighbours_in_context", "random_in_context"]
     config = config_for(tmp_path, arms, people=20)
@@ -347,3 +357,15 @@ def test_groups_without_gain_are_in_no_matched_arm(tmp_path):
     assert 0 < len(used["task_only"]) < len(groups)
     card = json.loads((tmp_path / "run" / "design" / "card.json").read_text())
     assert card["strategies"]["neighbours"]["gain"]["kept"] == len(used["task_only"])
+
+
+def test_arms_of_groups_that_another_min_gain_kept_are_refused(tmp_path):
+    model = GPTConfig(vocab_size=300, context_length=130, num_layers=1, embed_dim=16, num_heads=2)
+    huggingface.save(create(model, seed=0), tmp_path / "model")
+    arms, given = ["random_in_context", "task_only"], {"gain_model": str(tmp_path / "model")}
+    made = config_for(tmp_path, arms, people=20, examples=given | {"min_gain": -100.0})
+    design(made, tmp_path / "run")
+    for arm in arms:
+        other = config_for(tmp_path, [arm], people=20, examples=given | {"min_gain": 0.0})
+        with pytest.raises(StageError, match=r"min_gain: -100\.0 there, 0\.0 here"):
+            design(other, tmp_path / "run")

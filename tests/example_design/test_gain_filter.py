@@ -4,6 +4,7 @@ import dataclasses
 import json
 import os
 from pathlib import Path
+import types
 
 from flax import nnx
 import jax.numpy as jnp
@@ -25,6 +26,7 @@ from icl_jax.example_design.gain_filter import (
     filter_groups,
     gain_file,
     keep_all,
+    measure,
     measure_in_worker,
 )
 from icl_jax.example_design.gain_inputs import gain_inputs, model_checksum
@@ -32,6 +34,7 @@ from icl_jax.example_design.gain_model import check_gain_model
 from icl_jax.example_design.groups import GroupShard, keep_file, read_groups, read_keep
 from icl_jax.example_design.layout import Marks, in_context
 from icl_jax.models import huggingface
+from icl_jax.models.passage_losses import Losses
 from icl_jax.parallel import Runner
 from icl_jax.retrieval.design_folders import DesignFolders
 from icl_jax.sharding import make_mesh
@@ -157,6 +160,29 @@ def test_documents_of_one_context_are_compared_with_documents_apart(kind, tables
     assert sorted({*documents}) == [1, 2] and np.diff(shard.offsets).min() > 1
     with pytest.raises(StageError, match="pieces: 'documents' there, 'sentences' here"):
         filter_groups(folder, examples, LIMIT, mesh(), sentences, tokenizer)
+
+
+def test_a_document_that_goes_on_in_the_next_context_is_a_piece_of_both(tables):
+    sentences, tokenizers = tables
+    documents = sentences.corpus.documents
+    a, b, c = (
+        np.flatnonzero(documents == d)[:2] for d in np.flatnonzero(np.bincount(documents) > 1)[:3]
+    )
+    shard = GroupShard(np.array([0, 3, 6]), np.array([*a, b[0], b[1], *c]), np.ones(6, np.float32))
+    heard = []
+
+    def losses(passages, num_owners, progress):
+        heard.append([(passage.owner, passage.inputs.tolist()) for passage in passages])
+        return Losses(np.zeros(num_owners), np.ones(num_owners, int), np.ones(num_owners, bool))
+
+    model = types.SimpleNamespace(masked=False, losses=losses)
+    gains = measure(shard, sentences, tokenizers["GPT"], model, whole_documents=True)
+    assert gains.tolist() == [0, 0]  # both were compared
+    _, apart = heard
+    assert [owner for owner, _ in apart] == [0, 0, 1, 1]
+    for (_, tokens), ids in zip(apart, (a, b[:1], b[1:], c), strict=True):
+        expected = [[*sentences.tokens(id), 1] for id in ids]
+        assert tokens == [*np.concatenate(expected)[:-1].tolist(), 0]
 
 
 def paired_documents(sentences, tokenizer):

@@ -1,10 +1,15 @@
 """A query takes its neighbours in order until the next would pass the limit."""
 
+import types
+
 import numpy as np
 import pytest
 
+from icl_jax.example_design import neighbour_groups
+from icl_jax.example_design.groups import read_counts, read_groups
 from icl_jax.example_design.layout import Marks, in_context_tokens
 from icl_jax.example_design.neighbour_groups import take_until_full
+from icl_jax.retrieval.neighbours import write_shard
 
 
 @pytest.mark.parametrize("marks", [Marks(None, 7, 8), Marks(6, 7, 8)])
@@ -23,3 +28,19 @@ def test_as_many_as_fit_by_a_plain_loop(marks, limit):
             taken += 1
         expected.append(taken)
     assert take_until_full(queries, lengths, offsets, limit, marks).tolist() == expected
+
+
+def test_a_query_whose_neighbours_do_not_fit_has_no_group(tmp_path, monkeypatch):
+    lengths = np.array([5, 5, 5, 4, 50])  # three queries; one neighbour fits, the other does not
+    sentences = types.SimpleNamespace(
+        first_query=0, query_table=types.SimpleNamespace(starts=np.array([0, 3])),
+        lengths_of=lambda ids: lengths[ids],
+    )  # fmt: skip
+    monkeypatch.setattr(neighbour_groups, "open_sentences", lambda *place: sentences)
+    scores = np.array([0.5, 0.75], np.float32)
+    write_shard(tmp_path, 0, np.array([1, 1, 0]), np.array([3, 4]), scores, {})
+    neighbour_groups.make_shard("", "", str(tmp_path), Marks(None, 1, 2), 20, 1, str(tmp_path), 0)
+    groups = read_groups(tmp_path, 0)
+    assert (groups.ids.tolist(), groups.similarities.tolist()) == ([0, 3], [1, 0.5])
+    counts = {"queries": 3, "cut_by_limit": 0, "too_few_neighbours": 1, "too_long": 1}
+    assert read_counts(tmp_path, 0) == counts | {"groups": 1, "sentences": 2}

@@ -122,6 +122,14 @@ def test_folders_and_globs_give_their_files_once(workdir, tmp_path):
     }  # fmt: skip
 
 
+def test_what_was_found_with_runs_of_another_length_is_refused(workdir, tmp_path):
+    file = write(tmp_path / "items.txt", "who sold nine sacks of flour")
+    overlap(workdir, [file], words=5)
+    examples = ExamplesConfig(evaluation_files=(str(file),), overlap_words=6)
+    with pytest.raises(StageError, match="overlap_words: 5 there, 6 here"):
+        find_overlap(workdir, examples, Sentences.open(workdir, has_queries=False), Runner(1))
+
+
 def test_the_result_depends_on_no_workers_and_is_kept(workdir, tmp_path):
     file = write(tmp_path / "items.txt", *(text[10:60] for text in DOCUMENTS))
     folder = DesignFolders(workdir).overlap

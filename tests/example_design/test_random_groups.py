@@ -74,6 +74,19 @@ def test_same_sentences_same_counts_same_lengths_and_no_relation(seed):
     assert np.mean(before == after) > 0.95
 
 
+@pytest.mark.parametrize("seed", [6, 9, 10])
+def test_no_group_outgrows_its_room_where_no_two_sentences_are_equally_long(seed):
+    groups, _, _ = made_up(60, 200, seed=seed)
+    lengths = 3 + np.random.default_rng(seed).permutation(200)
+    slots = Slots.of([groups], [np.ones(len(groups), bool)])
+    room = int((tokens_of(groups, groups.ids, lengths) - 1).max())
+    related = more_related(slots, seed)
+    dealt, left = deal(slots, related, lengths, lengths[slots.queries], None, room, seed)
+    assert left == 0 and (dealt != slots.originals).all()
+    for query, first, last in zip(slots.queries, slots.first, slots.first[1:]):
+        assert lengths[query] + (lengths[dealt[first:last]] + 1).sum() <= room
+
+
 def test_the_deal_is_random_and_the_seed_decides():
     groups, lengths, _ = made_up(400)
     slots = Slots.of([groups], [np.ones(len(groups), bool)])

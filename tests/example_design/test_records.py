@@ -105,6 +105,20 @@ def test_in_context_every_group_is_one_example_with_separators(made):
     assert sorted(found) == expected
 
 
+def test_records_name_the_document_of_a_query_apart_from_those_of_the_corpus(made):
+    workdir, sentences, _ = made
+    corpus, queries = sentences.corpus, sentences.queries
+    of_tables = [*corpus.documents, *(corpus.num_documents + queries.documents)]
+    ids, documents = (
+        np.concatenate([r[name] for r in records_of(DesignFolders(workdir).arms / "in_context")])
+        for name in ("sentence_ids", "document_ids")
+    )
+    assert documents.tolist() == [of_tables[id] for id in ids]
+    assert ids.max() >= len(corpus) > ids.min()
+    for id in documents[ids >= len(corpus)][:5]:
+        assert sentences.document(id) == queries.document(id - corpus.num_documents)
+
+
 def test_in_batch_every_sentence_is_a_record_and_those_of_a_group_follow_each_other(made):
     workdir, sentences, marks = made
     groups = Groups.open(DesignFolders(workdir).groups / "related")

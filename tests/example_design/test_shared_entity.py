@@ -1,5 +1,6 @@
 """Sentences that mention the same rare name: terms, scores and rules, against plain loops."""
 
+import dataclasses
 import json
 import math
 from pathlib import Path
@@ -9,7 +10,7 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from icl_jax.config import ExamplesConfig, SearchConfig, TokenizerConfig
+from icl_jax.config import ExamplesConfig, SearchConfig, StageError, TokenizerConfig
 from icl_jax.example_design import shared_entity
 from icl_jax.example_design.entity_terms import NAME_WEIGHT, WORD_SHARE, find_terms, split_words
 from icl_jax.example_design.sentences import Sentences
@@ -204,6 +205,27 @@ def test_a_term_in_too_many_documents_relates_nothing(tmp_path):
     find_related(config, tmp_path / "run", neighbours=False)
     found = make(tmp_path / "run", config.design)
     assert [found.of(i)[0].tolist() for i in range(8)] == [[]] * 6 + [[7], [6]]
+
+
+def test_many_sentences_of_the_query_s_own_words_crowd_out_no_other(tmp_path):
+    file = tmp_path / "documents.jsonl"
+    lines = ["They spoke of Quinova at length here."] * 70
+    lines += ["Nobody knew where Quinova had gone to."]
+    file.write_text("".join(json.dumps({"title": "", "text": line}) + "\n" for line in lines))
+    examples = ExamplesConfig(entity_documents=100)
+    config = experiment(file, tokenizer=TokenizerConfig(vocab_size=257), examples=examples)
+    find_related(config, tmp_path / "run", neighbours=False)
+    found = make(tmp_path / "run", config.design)
+    assert [found.of(i)[0].tolist() for i in range(71)] == [[70]] * 70 + [[0]]
+    assert found.results["candidates_left_out"]["same_words"] == 70 * 69
+
+
+def test_an_index_of_terms_that_may_be_less_rare_is_not_taken(tmp_path):
+    workdir, design = prepare(tmp_path)
+    make(workdir, design)
+    rarer = dataclasses.replace(design, examples=ExamplesConfig(entity_documents=8))
+    with pytest.raises(StageError, match=r"_terms was made from.*documents: 9 there, 8 here"):
+        make(workdir, rarer)
 
 
 def test_a_name_that_many_queries_of_a_task_have_is_lost_by_none(tmp_path):

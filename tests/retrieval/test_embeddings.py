@@ -79,6 +79,12 @@ def test_vectors_of_another_encoder_are_never_mixed_in(tmp_path):
         embed_table(Table(), Encoder(scale=2.0), EncoderConfig(), tmp_path)
 
 
+def test_vectors_of_another_type_are_never_mixed_in(tmp_path):
+    embed_table(Table(), Encoder(), EncoderConfig(store="float16"), tmp_path)
+    with pytest.raises(StageError, match=r"other inputs.*store: 'float16' there, 'float32' here"):
+        embed_table(Table(), Encoder(), EncoderConfig(store="float32"), tmp_path)
+
+
 def test_one_shard_alone_gives_the_file_of_the_whole_run(tmp_path):
     embed_table(Table(), Encoder(), EncoderConfig(), tmp_path / "whole")
     (tmp_path / "part").mkdir()

@@ -1,16 +1,19 @@
 """Encoders of every kind: what a vector is, what is refused, and that no arrangement shows."""
 
+import dataclasses
 import json
 
 import jax
 import numpy as np
 import pytest
+import tokenizers
 
 from icl_jax.config import ConfigError, EncoderConfig, MeshConfig, StageError
 from icl_jax.corpus.words import RULES_VERSION
 from icl_jax.models import huggingface
 from icl_jax.retrieval import encoder_tfidf, token_rows
 from icl_jax.retrieval.encoders import fit_tfidf, open_encoder
+from icl_jax.retrieval.sentence_recipe import SentenceRecipe
 from icl_jax.retrieval.vectors import normalise
 from icl_jax.sharding import make_mesh
 from tests.retrieval.small_encoder import (
@@ -88,6 +91,17 @@ def test_the_identity_tells_encoders_apart_and_names_no_place(sentence_folder, t
     save_tokenizer(copy, special=False)
     assert open_folder(copy).identity != first
     assert str(sentence_folder.parent) not in json.dumps(first)
+
+
+def test_every_part_of_a_recipe_is_in_its_identity():
+    tokenizer = tokenizers.Tokenizer(tokenizers.models.WordLevel({"a": 0}, unk_token="a"))
+    recipe = SentenceRecipe(tokenizer, max_tokens=16)
+    changes = (
+        {}, {"max_tokens": 8}, {"poolings": ("cls",)}, {"after": ("normalize",)},
+        {"prompt": "query: "}, {"first_last": True}, {"special_tokens": False},
+    )  # fmt: skip
+    found = {str(dataclasses.replace(recipe, **change).identity()) for change in changes}
+    assert len(found) == len(changes)
 
 
 def test_an_exported_gpt_is_an_encoder_once_its_tokenizer_is_there(tmp_path):
@@ -208,6 +222,14 @@ def test_tfidf_is_the_same_for_the_same_seed_and_holds_no_pickle(tmp_path, monke
     files = {file.suffix for file in (tmp_path / "a").iterdir()}
     assert files == {".json", ".npy"}
     np.load(tmp_path / "a/components.npy", allow_pickle=False)
+
+
+def test_tfidf_counts_a_word_said_three_times_only_a_little_more(tmp_path):
+    fit_tfidf(["bridge", "river"], EncoderConfig(), tmp_path, seed=0)  # each as rare
+    encoder = open_encoder(EncoderConfig(), None, tmp_path)
+    texts = ["bridge bridge bridge river", "bridge", "river"]
+    both, bridge, river = normalise(encoder.encode(texts))
+    assert (both @ bridge) / (both @ river) == pytest.approx(1 + np.log(3), rel=1e-5)
 
 
 def test_tfidf_keeps_stop_words_of_other_languages_and_accents(tmp_path):

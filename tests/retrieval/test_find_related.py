@@ -142,6 +142,15 @@ def test_a_tokenizer_trained_on_other_sentences_is_not_taken(built, tmp_path):
         find_related(experiment(built[0], corpus=corpus), tmp_path / "run")
 
 
+def test_an_encoder_fitted_to_another_width_or_by_another_seed_is_not_taken(built):
+    file, workdir = built
+    narrow = experiment(file, encoder=EncoderConfig(tfidf_dim=7))
+    with pytest.raises(StageError, match=r"encoder was made from.*dim: \d+ there, 7 here"):
+        find_related(narrow, workdir)
+    with pytest.raises(StageError, match=r"encoder was made from.*seed: 0 there, 1 here"):
+        find_related(dataclasses.replace(experiment(file), seed=1), workdir)
+
+
 def test_a_task_asks_and_the_corpus_answers(built, tmp_path, capsys):
     file, _ = built
     questions = tmp_path / "questions.txt"
@@ -195,6 +204,15 @@ def test_a_corpus_of_one_document_is_refused_with_the_way_out(tmp_path):
     text.write_text("\n\n".join(f"Chapter {n} tells of the {n} roads to Kersk." for n in range(60)))
     with pytest.raises(ConfigError, match=r"one document of 60 sentences.*text_documents=block"):
         find_related(experiment(text), tmp_path / "run")
+
+
+def test_a_task_may_ask_a_corpus_of_one_document(tmp_path):
+    text, task = tmp_path / "book.txt", tmp_path / "task.txt"
+    text.write_text("\n\n".join(f"Chapter {n} tells of the {n} roads to Kersk." for n in range(60)))
+    task.write_text("Which chapter tells of the roads to Kersk?\n")
+    queries = CorpusConfig(files=(str(task),), text_documents="line", clean=False)
+    neighbours = find_related(experiment(text, queries=queries), tmp_path / "run")
+    assert len(neighbours.of(0)[0]) > 0
 
 
 def test_an_empty_corpus_is_told(tmp_path):

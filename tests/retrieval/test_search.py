@@ -123,6 +123,13 @@ def test_a_similarity_at_the_threshold_is_not_enough(tmp_path):
     assert [found.of(i)[0].tolist() for i in range(4)] == [[], [2], [1], []]
 
 
+def test_a_sampled_query_has_no_neighbour_at_a_threshold_that_its_best_just_reaches(tmp_path):
+    rows = np.array([[1, 0], [0.6, 0.8], [0.8, 0.6], [0, 1]], np.float32)
+    table = Table(["a b", "c d", "e f", "g h"], [0, 1, 2, 3], shards=1)
+    share = run(tmp_path, table, rows).results["share_at_threshold"]
+    assert (share["0.9"], share["0.8"], share["0.7"]) == (0.5, 0.5, 1.0)
+
+
 def test_more_candidates_are_asked_for_where_the_rules_leave_too_few(tmp_path):
     rng = np.random.default_rng(0)
     # 300 sentences of one document lie nearer to each other than to the two elsewhere.
@@ -274,6 +281,18 @@ def test_another_threshold_takes_the_same_index_and_signatures(tmp_path, monkeyp
     monkeypatch.setattr(table, "texts", None)  # no text is looked at again
     strict = run(tmp_path / "found", table, rows, dataclasses.replace(CONFIG, min_similarity=0.9))
     assert all((strict.of(i)[1] > 0.9).all() for i in range(90))
+
+
+def test_an_index_of_another_kind_or_seed_is_not_taken_for_the_one_asked_for(tmp_path):
+    table, rows = made_up(300)
+    run(tmp_path / "found", table, rows)
+    shutil.rmtree(tmp_path / "found")
+    lists = dataclasses.replace(CONFIG, index="IVF4,Flat")
+    with pytest.raises(StageError, match=r"found_index was made.*'Flat' there, 'IVF4,Flat' here"):
+        run(tmp_path / "found", table, rows, lists)
+    shutil.rmtree(tmp_path / "found")
+    with pytest.raises(StageError, match=r"found_index was made from.*seed: 0 there, 1 here"):
+        run(tmp_path / "found", table, rows, seed=1)
 
 
 def test_results_say_how_many_queries_would_have_a_neighbour_at_other_thresholds(tmp_path):

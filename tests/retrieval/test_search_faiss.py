@@ -103,6 +103,13 @@ def test_probes_are_the_fewest_with_which_nearly_all_nearest_are_found(tmp_path)
     assert given.probes == 3
 
 
+def test_a_sentence_that_finds_itself_does_not_lower_the_number_of_probes(tmp_path):
+    vectors, ids = clustered(2000, clusters=2000), np.arange(2000)
+    engine = FaissSearch(vectors, ids, SearchConfig(index="IVF32,Flat", neighbours=1), tmp_path)
+    sample = np.random.default_rng([0, 1]).permutation(ids)[:500]
+    assert share_of_nearest(engine, vectors, ids, sample, 1) >= 0.97  # of one other each
+
+
 def test_more_candidates_are_taken_where_no_number_of_probes_is_enough(tmp_path):
     """Codes as coarse as these put many others before a nearest neighbour."""
     vectors, ids = clustered(1000, clusters=1000), np.arange(1000)
@@ -113,6 +120,18 @@ def test_more_candidates_are_taken_where_no_number_of_probes_is_enough(tmp_path)
     assert share_of_nearest(engine, vectors, ids, sample, 10) >= 0.97
     engine.probes, engine.first_count = 8, engine.first_count // 2
     assert share_of_nearest(engine, vectors, ids, sample, 10) < 0.97
+
+
+def test_probes_are_tuned_anew_for_another_number_of_neighbours(tmp_path):
+    vectors, ids = clustered(400, clusters=400), np.arange(400)
+
+    def tuned(neighbours, folder):
+        config = SearchConfig(index="IVF8,Flat", neighbours=neighbours)
+        engine = FaissSearch(vectors, ids, config, folder)
+        return engine.probes, engine.first_count
+
+    few = tuned(2, tmp_path / "one")
+    assert tuned(30, tmp_path / "one") == tuned(30, tmp_path / "other") != few
 
 
 @pytest.mark.parametrize("lists", [1, 4])

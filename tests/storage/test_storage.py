@@ -2,6 +2,7 @@
 
 import importlib
 import logging
+from pathlib import Path
 import re
 import subprocess
 import sys
@@ -17,6 +18,7 @@ from icl_jax.config import ConfigError, CorpusConfig, ExperimentConfig, StageErr
 from icl_jax.corpus.documents import read_documents
 from icl_jax.corpus.files import describe_files
 from icl_jax.corpus.shards import plan_shards
+from icl_jax.data import shard_index
 from icl_jax.data.shard_index import load_indexes
 from icl_jax.data.shards import Shards, find_shards
 from icl_jax.data.tfrecord import encode_example, write_records
@@ -152,6 +154,53 @@ def test_an_upload_of_which_less_arrived_is_sent_again(gcs, monkeypatch):
     assert len(sent) == 2 and gcs.content(FILE) == b"content"
 
 
+def cut_once(monkeypatch, method: str, cut) -> list:
+    """The client's method, but what it did the first time is cut by `cut(result, *arguments)`."""
+    client, _ = storage.file_system(FILE)
+    real, called = getattr(client, method), []
+
+    def cutting(*args, **options):
+        called.append(args)
+        result = real(*args, **options)
+        return cut(result, *args) if len(called) == 1 else result
+
+    monkeypatch.setattr(client, method, cutting)
+    return called
+
+
+def test_a_part_of_an_object_of_which_less_arrived_is_read_again(gcs, monkeypatch):
+    gcs.put("bucket/folder/file", b"0123456789")
+    called = cut_once(monkeypatch, "cat_file", lambda content, *args: content[:3])
+    assert storage.read_range(FILE, 2, 6) == b"234567" and len(called) == 2
+    assert storage.read_range(FILE, 8, 6) == b"89" and len(called) == 3  # there it ends
+    with storage.open_to_read(FILE) as file:
+        assert file.read() == b"0123456789"
+
+
+def test_a_download_of_which_less_arrived_is_fetched_again(gcs, tmp_path, monkeypatch):
+    gcs.put("bucket/folder/file", b"content")
+    called = cut_once(
+        monkeypatch, "get_file", lambda result, name, place: Path(place).write_bytes(b"con")
+    )
+    storage.download(FILE, tmp_path / "file")
+    assert len(called) == 2 and (tmp_path / "file").read_bytes() == b"content"
+    assert [path.name for path in tmp_path.iterdir()] == ["file"]
+
+
+def test_a_file_of_which_less_arrived_is_sent_again(gcs, tmp_path, monkeypatch):
+    (tmp_path / "file").write_bytes(b"content")
+    called = cut_once(monkeypatch, "put_file", lambda *args: gcs.put("bucket/folder/file", b"con"))
+    assert storage.upload(tmp_path / "file", FILE)[0] == 7
+    assert len(called) == 2 and gcs.content(FILE) == b"content"
+
+
+def test_a_copy_of_which_less_arrived_is_made_again(gcs, monkeypatch):
+    gcs.put("bucket/folder/file", b"content")
+    called = cut_once(monkeypatch, "cp_file", lambda *args: gcs.put("bucket/folder/other", b"con"))
+    storage.copy(FILE, "gs://bucket/folder/other")
+    assert len(called) == 2 and gcs.content("gs://bucket/folder/other") == b"content"
+
+
 def test_an_error_while_a_file_is_made_sends_nothing(gcs):
     for writer in (
         lambda: write_records(FILE, (1 / (2 - i) for i in range(3))),
@@ -210,6 +259,15 @@ def test_half_an_index_is_not_taken_and_a_cut_shard_is_named(gcs):
     gcs.put(shard, gcs.objects[shard][0][:-20])
     with pytest.raises(StageError, match=r"gs://bucket/records/a.tfrecord at byte \d+: expected"):
         Shards([path])
+
+
+def test_a_shard_in_a_bucket_of_which_only_the_end_was_rewritten_is_indexed_again(gcs, monkeypatch):
+    monkeypatch.setattr(shard_index, "_EDGE_BYTES", 20)  # less than a record
+    path = epath.Path("gs://bucket/records/a.tfrecord")
+    for numbers, largest in (((0, 1), 50), ((0, 2), 51)):  # as long as before
+        write_records(path, [records(3)[number] for number in numbers])
+        (index,) = load_indexes([path], show_progress=False)
+        assert index.largest_token == largest
 
 
 def test_a_corpus_in_a_bucket_is_read_as_on_a_disk(gcs, tmp_path, monkeypatch):

@@ -6,9 +6,10 @@ import sys
 
 from etils import epath
 from flax import nnx
+import numpy as np
 import pytest
 
-from icl_jax.config import ExperimentConfig, TrainingConfig
+from icl_jax.config import ExperimentConfig, StageError, TrainingConfig
 from icl_jax.models import abstract
 from icl_jax.models.presets import preset
 from icl_jax.training.goodput import Goodput
@@ -66,6 +67,18 @@ def test_a_wait_behind_a_running_step_costs_nothing(tmp_path, ready, waited):
         log.push(1, dict.fromkeys(names, StepLoss(ready)), 0.0)
         log.push(2, dict.fromkeys(names, StepLoss(ready)), 2.0)
     assert goodput.numbers()["seconds_input_wait"] == waited
+
+
+@pytest.mark.parametrize("name", ["loss", "grad_norm"])
+def test_a_loss_or_a_gradient_that_is_not_finite_is_named_with_its_step(tmp_path, name):
+    workdir = epath.Path(tmp_path)
+    metrics = {key: np.float32(1) for key in ("loss", "learning_rate", "grad_norm", "tokens")}
+    with MetricsLog(experiment(), workdir, 0, 9, Goodput(workdir)) as log:
+        log.push(1, metrics, 0.0)
+        log.flush()
+        log.push(2, metrics | {name: np.float32(np.inf)}, 0.0)
+        with pytest.raises(StageError, match=f"{name} is inf at step 2"):
+            log.flush()
 
 
 def test_event_files_are_written_without_pytorch(tmp_path):

@@ -57,6 +57,15 @@ def test_a_run_by_epochs_warms_up_for_epochs_and_one_by_steps_for_steps(tmp_path
     assert rise(steps=10) == (10, [0.5, 1.0, 1.0, 1.0, 1.0, 1.0])
 
 
+def test_a_schedule_may_end_later_than_the_run(tmp_path):
+    source = write_source(tmp_path / "records", [[5, 6, 7, 0]] * 20)
+    optimizer = {"warmup": 0, "schedule": "linear", "learning_rate": 1.0, "final_share": 0.0}
+    config = experiment(source, optimizer=optimizer | {"schedule_steps": 40}, steps=10)
+    data = open_data(config.data, config.batch_size, config.sequence_length, config.seed)
+    steps, schedule = plan_steps(config, data)
+    assert steps == 10 and float(schedule(steps)) == pytest.approx(0.75)
+
+
 @pytest.mark.parametrize("model", [GPT, ROBERTA])
 def test_biases_and_norms_do_not_decay_and_all_else_does(model):
     _, params = abstract(model)
@@ -95,6 +104,22 @@ def test_the_updates_are_those_of_pytorch():
         peer.step()
     for name in start:
         np.testing.assert_allclose(params[name], theirs[name].detach().numpy(), rtol=1e-4)
+
+
+def test_decay_rates_and_epsilon_are_those_of_the_config():
+    config = OptimizerConfig(
+        learning_rate=2.0, schedule="constant", warmup=0, clip_norm=0.0, weight_decay=0.0, b1=0.5,
+        b2=0.25, epsilon=3.0,
+    )  # fmt: skip
+    optimizer = make_optimizer(config, learning_rate(config, 6))
+    params = {"kernel": jnp.zeros(())}
+    state, mean, square = optimizer.init(params), 0.0, 0.0
+    for step, gradient in enumerate((1.0, -4.0, 2.0), 1):
+        updates, state = optimizer.update({"kernel": jnp.full((), gradient)}, state, params)
+        mean, square = 0.5 * mean + 0.5 * gradient, 0.25 * square + 0.75 * gradient**2
+        root = math.sqrt(square / (1 - 0.25**step))
+        expected = -2.0 * mean / (1 - 0.5**step) / (root + 3.0)
+        np.testing.assert_allclose(updates["kernel"], expected, rtol=1e-5)
 
 
 def test_presets_are_copies_and_an_unknown_one_is_named():

@@ -11,6 +11,7 @@ import pytest
 
 from icl_jax.config import ConfigError, StageError
 from icl_jax.data.input_pipeline import open_data
+from icl_jax.training import checkpoint
 from icl_jax.training.run_record import (
     find_start,
     planned_steps,
@@ -82,6 +83,21 @@ def test_a_run_that_has_done_more_than_is_asked_for_is_not_called_complete(tmp_p
     assert run_problems(dataclasses.replace(config, training=more), workdir, data) == []
 
 
+def test_a_run_does_not_go_on_with_records_that_were_written_anew(tmp_path):
+    config, workdir, _ = begun(tmp_path, 4, steps=6)
+    write_source(tmp_path / "records", [[5, 6, 7, 1]] * 20)
+    data = open_data(config.data, config.batch_size, config.sequence_length, config.seed)
+    (problem,) = run_problems(config, workdir, data)
+    assert "another config (data: the record files changed)" in problem
+
+
+def test_of_several_checkpoints_the_one_of_the_most_steps_is_the_latest(tmp_path):
+    workdir = add_checkpoints(tmp_path / "run", 10, 9, 100)
+    assert checkpoint.find(str(workdir)) == (workdir / "checkpoints", 100)
+    add_checkpoints(tmp_path / "run", 20)
+    assert checkpoint.finished_steps(workdir / "checkpoints") == [9, 10, 20, 100]
+
+
 def test_a_start_beyond_the_end_is_refused(tmp_path, trunk):
     new = epath.Path(tmp_path / "new")
     config, data = make(tmp_path, trunk, steps=5)
@@ -121,6 +137,10 @@ def test_the_end_of_epochs_is_known_without_the_records(tmp_path):
         require_trained(config, workdir)
     add_checkpoints(workdir, 5)
     require_trained(config, workdir)
+
+
+def test_an_epoch_that_ends_within_a_step_takes_the_whole_step(tmp_path):
+    assert planned_steps(*make(tmp_path, steps=0, epochs=1.0)) == 3  # 2.5 steps of 8 records
 
 
 def test_a_start_that_is_not_there_or_far_away_is_told_apart(tmp_path, monkeypatch):

@@ -139,6 +139,14 @@ def test_the_last_k_checkpoints_and_every_mth_are_kept(finished, tmp_path):
     assert steps_in(epath.Path(tmp_path)) == [2, 4, 5]
 
 
+def test_the_last_step_is_saved_wherever_it_falls(tmp_path):
+    config = experiment(
+        optimizer=CONSTANT, ema_decay=0.9, dropout=False, checkpoint_every=4, steps=5
+    )
+    train(config, epath.Path(tmp_path))
+    assert steps_in(epath.Path(tmp_path)) == [4, 5]
+
+
 def test_a_finished_run_is_left_alone(finished, capsys):
     config, workdir, state = finished
     files = ("metrics.jsonl", "checkpoints/4", "checkpoints/6")

@@ -224,6 +224,18 @@ def test_hardware_dropout_trains_repeats_and_changes_with_the_step(accumulate):
     assert losses[:2] == losses[2:] and losses[0] != losses[1]
 
 
+def test_every_part_of_an_accumulated_batch_has_dropout_of_its_own():
+    still = {"mesh": (2, 2, 1), "optimizer": {"learning_rate": 0.0}, "dropout_keys": "rbg"}
+    losses = []
+    for part in range(2):  # the same rows, in the one part or in the other
+        batch = {name: np.zeros_like(x) for name, x in random_batch().items()}
+        for name, rows in random_batch(rows=4).items():
+            batch[name][part::2] = rows
+        state, run = prepare(experiment(**still, accumulate=2))
+        losses.append(float(run(state, batch)[1]["loss"]))
+    assert losses[0] != pytest.approx(losses[1], rel=1e-4)
+
+
 def test_masks_change_with_the_step_and_come_back_with_it():
     """Without dropout and at a rate of 0, only what is masked makes two losses differ."""
     config = experiment(
