@@ -6,9 +6,8 @@ fact and asks nothing: `python -m icl_jax.corpus.builtin --to=FOLDER` writes it 
 
 Command:  python -m icl_jax.main --config=configs/quickstart.py --workdir=runs/quickstart
 Cost:     4 minutes on 2 CPU cores
-Expected: of 600 questions neighbours_in_context answers 221 (with --config.seed=1 198, with 2 217),
-          random_in_context 11 (5, 7), the other three none. These are numbers of an AMD EPYC; an
-          Intel Xeon with AVX-512 gives 216 for 221
+Expected: of 600 questions neighbours_in_context answers SEEDS; other CPUs
+          gave 203 to 221 with seed 0 (docs/results.md)
 Your own: --config.design.corpus.files=... --config.evaluation.questions.file=... (a .jsonl with
           `question` and `answer`, a list of right ones); then look at the neighbours with
           `python -m icl_jax.retrieval.show` and choose design.search.min_similarity

@@ -41,10 +41,11 @@ def train(config: ExperimentConfig, workdir: epath.Path, brief: bool = False) ->
     is refused; of a job of several processes the first holds it for all.
     """
     goodput = Goodput(workdir)
-    data = check_run(config, workdir)  # before the lock, which would leave a folder behind
     with contextlib.ExitStack() as held:
+        # A run that cannot start leaves no folder behind: a new one is locked after the checks.
+        data = None if workdir.exists() else check_run(config, workdir)
         by_leader(_hold, held, workdir)
-        return _train(config, workdir, data, goodput, brief)
+        return _train(config, workdir, data or check_run(config, workdir), goodput, brief)
 
 
 def _hold(held: contextlib.ExitStack, workdir: epath.Path) -> None:
