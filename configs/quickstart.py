@@ -6,8 +6,9 @@ fact and asks nothing: `python -m icl_jax.corpus.builtin --to=FOLDER` writes it 
 
 Command:  python -m icl_jax.main --config=configs/quickstart.py --workdir=runs/quickstart
 Cost:     4 minutes on 2 CPU cores
-Expected: of 600 questions neighbours_in_context answers SEEDS; other CPUs
-          gave 203 to 221 with seed 0 (docs/results.md)
+Expected: of 600 questions neighbours_in_context answers 207 (with --config.seed=1 191, with 2 224),
+          random_in_context 10 (5, 6), the other three none. These are numbers of an AMD EPYC with
+          AVX-512; other CPUs gave 203 to 221 with seed 0 (docs/results.md)
 Your own: --config.design.corpus.files=... --config.evaluation.questions.file=... (a .jsonl with
           `question` and `answer`, a list of right ones); then look at the neighbours with
           `python -m icl_jax.retrieval.show` and choose design.search.min_similarity
