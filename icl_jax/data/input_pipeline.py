@@ -41,7 +41,7 @@ class Data:
     @property
     def steps_per_epoch(self) -> float | None:
         """Steps that see every record once; None where several sources have epochs of their own."""
-        return self.sources[0].rows_per_epoch / self.batch_size if len(self.sources) == 1 else None
+        return self.sources[0].num_rows / self.batch_size if len(self.sources) == 1 else None
 
     @property
     def smallest_token(self) -> tuple[int, epath.Path]:

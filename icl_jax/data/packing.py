@@ -78,7 +78,7 @@ def make_plan(
     rows_together: int,  # rows of this source that every batch takes, or a divisor of them
     pack: bool,
     seed: int,
-    one_unit: bool = False,  # the records of a unit share rows, but with no other unit's
+    one_unit: bool = False,  # the records of a unit share a row, and with no other unit's
     place: Callable[[int], str] = "record {}".format,  # names a record in messages
 ) -> Plan:
     """Arranges records that all fit into a row; the same arguments always give the same plan."""
@@ -92,8 +92,8 @@ def make_plan(
         row_in_unit, rows = _pack_units(tokens, first, sizes, sequence_length)
     else:
         row_in_unit, rows = np.arange(len(tokens)) - np.repeat(first, sizes), sizes
-    if one_unit and rows.max() == 1:  # in the order of the units, as if each were one record
-        return _plan(np.repeat(np.arange(len(rows)), sizes), 1)
+    if one_unit:
+        return _plan_units(first, sizes, rows, sequence_length, place)
     if pack:
         block = _share_rows(tokens, first, rows, sequence_length, seed)
     else:
@@ -117,9 +117,23 @@ def make_plan(
     return dataclasses.replace(_plan(places.rows(0), rows_together), places=places)
 
 
-def count_units(batch_group: np.ndarray) -> int:
-    """How many units records with these batch groups are."""
-    return len(_find_units(batch_group)[0])
+def _plan_units(
+    first: np.ndarray,
+    sizes: np.ndarray,
+    rows: np.ndarray,
+    sequence_length: int,
+    place: Callable[[int], str],
+) -> Plan:
+    """A row for each unit, in their order, as if each were one record."""
+    too_long = np.flatnonzero(rows > 1)
+    if len(too_long):
+        raise RecordError(
+            f"{place(int(first[too_long[0]]))}: expected the sentences of a query to fit into one "
+            f"row of {sequence_length} tokens (design.examples.rows=one_query), but those of "
+            f"{len(too_long)} queries do not; raise sequence_length, or design the examples anew "
+            "with a lower design.examples.max_tokens"
+        )
+    return _plan(np.repeat(np.arange(len(rows)), sizes), 1)
 
 
 def count_rows(

@@ -10,7 +10,7 @@ import grain
 import numpy as np
 
 from icl_jax.config_problems import ONE_QUERY, PACKED
-from icl_jax.data.packing import Plan, count_units, make_plan
+from icl_jax.data.packing import Plan, make_plan
 from icl_jax.data.shard_index import ShardIndex, load_indexes
 from icl_jax.data.shards import Shards, find_shards
 from icl_jax.data.tfrecord import RecordError, damage
@@ -47,17 +47,6 @@ class Source:
     @property
     def num_rows(self) -> int:
         return self.plan.num_rows
-
-    @property
-    def rows_per_epoch(self) -> int:
-        """Rows that make up an epoch: all; of one query a row, as many as there are queries.
-
-        So arms with the same queries have equal epochs, though a query whose sentences stand apart
-        may take a row more, for the special tokens of each.
-        """
-        if not self.one_query:
-            return self.num_rows
-        return count_units(np.concatenate([index.batch_group for index in self.indexes]))
 
     @property
     def filled(self) -> float:

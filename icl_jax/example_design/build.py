@@ -108,6 +108,11 @@ class Build:
     def marks(self) -> Marks:
         return Marks.of(self.tokenizer)
 
+    @property
+    def between(self) -> int:
+        """How many tokens each further sentence of a group adds to its own, at most."""
+        return self.marks.between(self.examples.rows)
+
     def make_groups(self, strategy: str) -> Groups:
         """The groups of a strategy, filtered by gain if that is asked for."""
         if strategy == "neighbours" and not self.neighbours.results["queries_with_neighbours"]:
@@ -161,12 +166,15 @@ class Build:
 
     def _related(self, strategy: str, folder: Path) -> Groups:
         least = self.examples.min_neighbours
-        first = (self.workdir, self.sentences.fingerprint, str(folder), self.marks, self.limit)
+        first = (
+            self.workdir, self.sentences.fingerprint, str(folder), self.marks, self.limit,
+            self.between, least,
+        )  # fmt: skip
         return self._by_shard(
             strategy,
             {"related": read_inputs(folder), "min_neighbours": least},
             neighbour_groups.make_shard,
-            lambda *place: (*first, least, *place),
+            lambda *place: (*first, *place),
             self.sentences.query_table.starts,
         )
 
@@ -194,7 +202,7 @@ class Build:
             same_document = self.config.design.search.same_document
             return random_groups.deal_anew(
                 neighbours, self.neighbours, self.sentences, same_document, self.limit,
-                self.marks, self.config.seed, folder,
+                self.marks, self.between, self.config.seed, folder,
             )  # fmt: skip
 
         groups = self._by_shard(
@@ -235,6 +243,7 @@ class Build:
             "sentences": self.sentences.fingerprint,
             "tokenizer": self.tokenizer.fingerprint,
             "limit": self.limit,
+            **({"between": self.between} if self.between > 1 else {}),  # older designs have none
             **inputs,
         }
         step = StepFolder(folder, made_from)

@@ -9,6 +9,7 @@ from typing import NamedTuple
 
 import numpy as np
 
+from icl_jax.config_problems import ONE_QUERY
 from icl_jax.corpus.tokenizers import Tokenizer
 from icl_jax.example_design.groups import GroupShard
 from icl_jax.example_design.sentences import Sentences
@@ -37,6 +38,14 @@ class Marks(NamedTuple):
     def ends(self) -> int:
         """How many an example has besides its separators."""
         return 1 if self.begin is None else 2
+
+    def between(self, row_holds: str) -> int:
+        """How many each further sentence of a group adds, at most, in the layouts that share rows.
+
+        A separator in context. With one query a row, the group must fit into it in batch too, where
+        each sentence has the ends of an example.
+        """
+        return self.ends if row_holds == ONE_QUERY else 1
 
 
 def in_context(sentences: Sentences, shard: GroupShard, row: int, marks: Marks) -> Example:

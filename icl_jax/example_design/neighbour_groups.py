@@ -16,6 +16,7 @@ def make_shard(
     neighbours: str,
     marks: Marks,
     limit: int,
+    between: int,
     min_neighbours: int,
     folder: str,
     index: int,
@@ -27,7 +28,7 @@ def make_shard(
     ids, similarities = related["ids"].values.to_numpy(), related["similarities"].values.to_numpy()
     queries = sentences.first_query + sentences.query_table.starts[index] + np.arange(len(related))
     taken = take_until_full(
-        sentences.lengths_of(queries), sentences.lengths_of(ids), offsets, limit, marks
+        sentences.lengths_of(queries), sentences.lengths_of(ids), offsets, limit, marks, between
     )
     found = np.diff(offsets)
     kept = taken >= min_neighbours
@@ -47,12 +48,14 @@ def take_until_full(
     offsets: np.ndarray,
     limit: int,
     marks: Marks,
+    between: int,
 ) -> np.ndarray:
     """How many neighbours each query takes: in order, until the next would pass the limit.
 
-    Query i has the neighbours whose lengths stand from offsets[i] to offsets[i + 1].
+    Query i has the neighbours whose lengths stand from offsets[i] to offsets[i + 1]; each adds its
+    tokens and `between` more (`Marks.between`).
     """
-    with_separator = np.append(0, np.cumsum(lengths.astype(np.int64) + 1))
+    with_separator = np.append(0, np.cumsum(lengths.astype(np.int64) + between))
     query = np.repeat(np.arange(len(query_lengths)), np.diff(offsets))
     used = with_separator[1:] - with_separator[offsets[query]]
     fits = used + query_lengths[query] + marks.ends <= limit  # true up to one place, then false

@@ -86,6 +86,7 @@ def deal_anew(
     same_document: bool,
     limit: int,
     marks: Marks,
+    between: int,
     seed: int,
     folder: Path,
 ) -> dict[str, int]:
@@ -102,7 +103,8 @@ def deal_anew(
     if same_document or sentences.queries is not None:
         documents = None
     lengths, of_queries = sentences.corpus.lengths, sentences.lengths_of(slots.queries)
-    dealt, left = deal(slots, related, lengths, of_queries, documents, limit - marks.ends, seed)
+    room = limit - marks.ends
+    dealt, left = deal(slots, related, lengths, of_queries, documents, room, between, seed)
     if 2 * left > len(dealt) > 0:
         raise StageError(
             f"the arms random_* cannot be made: of {len(dealt)} neighbours of {len(slots.queries)} "
@@ -136,10 +138,10 @@ def check_related(results: dict, threshold: float, most: float) -> None:
     """Stops on a control that is none."""
     if results["above_threshold"] and most < 1 and related_share(results) >= most:
         raise StageError(
-            f"the arms random_* are no control: {describe_related(results, threshold)}; expected "
-            f"less than design.examples.max_related_share = {most:g}. Use a larger corpus or a "
-            "higher min_similarity, leave these arms out (design.examples.arms), or raise "
-            "max_related_share if they shall be built all the same"
+            f"the arms random_* are not a valid control: {describe_related(results, threshold)}; "
+            f"expected less than design.examples.max_related_share = {most:g}. Use a larger corpus "
+            "or a higher min_similarity, leave these arms out (design.examples.arms), or raise "
+            "max_related_share to build them anyway"
         )
 
 
@@ -190,12 +192,13 @@ def deal(
     query_lengths: np.ndarray,
     documents: np.ndarray | None,
     room: int,
+    between: int,
     seed: int,
 ) -> tuple[np.ndarray, int]:
     """The sentence that each slot gets, and in how many slots one had to stay that should not.
 
-    `room` is how many tokens a group may have; `documents` is None where those of the query are as
-    good as others.
+    `room` is how many tokens a group may have, `between` how many each sentence takes besides its
+    own; `documents` is None where those of the query are as good as others.
     """
     rng = np.random.RandomState(seed)
     length = lengths[slots.originals]
@@ -205,7 +208,7 @@ def deal(
     dealt = np.empty_like(slots.originals)
     dealt[by_length] = shuffled[np.argsort(lengths[shuffled], kind="stable")]
     del shuffled
-    table = _Table(slots, related, dealt, lengths, query_lengths, documents, room)
+    table = _Table(slots, related, dealt, lengths, query_lengths, documents, room, between)
     left = 0
     for slot in np.flatnonzero(_conflicts(slots, related, dealt, documents)).tolist():
         if table.allows(slot, dealt[slot]):  # an earlier swap has helped
@@ -232,11 +235,12 @@ class _Table:
         query_lengths: np.ndarray,
         documents: np.ndarray | None,
         room: int,
+        between: int,
     ):
         self.slots, self.related, self.dealt = slots, related, dealt
         self.lengths, self.documents = lengths, documents
         used = np.append(0, np.cumsum(lengths[dealt], dtype=np.int64))[slots.first]
-        self.free = room - query_lengths - np.diff(used) - np.diff(slots.first)
+        self.free = room - query_lengths - np.diff(used) - between * np.diff(slots.first)
 
     def allows(self, slot: int, sentence: int) -> bool:
         """Whether a sentence may lie in a slot, in place of what lies there."""

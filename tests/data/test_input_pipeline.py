@@ -286,12 +286,10 @@ def test_one_query_a_row_gives_every_arm_the_same_queries_in_each_update(tmp_pat
         assert apart["group"].max(axis=1).tolist() == [1 + query % 3 for query in queries]
 
 
-def test_epochs_stay_equal_where_sentences_apart_take_a_row_more(tmp_path):
-    data = open_one(write_arms(tmp_path, longest=9)[2], batch_size=4)
-    assert data.sources[0].num_rows > 10 and data.steps_per_epoch == 2.5
-    for batch in read(data, 6):
-        for row in batch["tokens"]:
-            assert len(set(row) - {PAD}) <= 1
+def test_a_query_whose_sentences_do_not_fit_into_its_row_is_refused_by_file_and_byte(tmp_path):
+    message = r"in_batch.* at byte \d+: expected the sentences of a query to fit into one row of 13"
+    with pytest.raises(RecordError, match=message):
+        open_one(write_arms(tmp_path, longest=9)[2], batch_size=4)
 
 
 def test_records_for_one_query_a_row_are_not_packed(tmp_path):

@@ -165,12 +165,13 @@ def test_one_unit_a_row_has_a_row_for_each_unit_in_their_order():
     assert rows_of(plan) == [[0, 1, 2], [3, 4], [5]] and plan.rows_per_bundle == 1
 
 
-def test_a_unit_too_long_for_one_row_takes_more_of_one_bundle_and_shares_none():
-    tokens = np.array([20, 20, 5, 5, 5, 5], np.int32)
-    plan = plan_of(tokens, np.array([7, 7, 3, 3, 4, 4]), pack=False, rows_together=2, one_unit=True)
-    assert plan.rows_per_bundle == 2
-    bundles = sorted(sorted(rows_of(plan)[i : i + 2]) for i in (0, 2))
-    assert bundles == [[[0], [1]], [[2, 3], [4, 5]]]
+def test_a_unit_too_long_for_one_row_is_refused_where_each_has_one():
+    tokens = np.array([5, 5, 20, 20, 5, 5], np.int32)
+    message = (
+        "record 2: expected the sentences of a query to fit into one row .* of 1 queries do not"
+    )
+    with pytest.raises(RecordError, match=message):
+        plan_of(tokens, np.array([3, 3, 7, 7, 4, 4]), pack=False, rows_together=2, one_unit=True)
 
 
 def test_rows_whose_units_cannot_be_traded_still_trade_their_bundle():

@@ -55,7 +55,7 @@ def test_same_sentences_same_counts_same_lengths_and_no_relation(seed):
     slots = Slots.of([groups], [np.ones(len(groups), bool)])
     room = int((tokens_of(groups, groups.ids, lengths) - 1).max())
     related = more_related(slots, seed)
-    dealt, left = deal(slots, related, lengths, lengths[slots.queries], documents, room, seed)
+    dealt, left = deal(slots, related, lengths, lengths[slots.queries], documents, room, 1, seed)
     assert left == 0
     assert sorted(dealt) == sorted(slots.originals)
     for group, query in enumerate(slots.queries):
@@ -74,24 +74,25 @@ def test_same_sentences_same_counts_same_lengths_and_no_relation(seed):
     assert np.mean(before == after) > 0.95
 
 
+@pytest.mark.parametrize("between", [1, 2])
 @pytest.mark.parametrize("seed", [6, 9, 10])
-def test_no_group_outgrows_its_room_where_no_two_sentences_are_equally_long(seed):
+def test_no_group_outgrows_its_room_where_no_two_sentences_are_equally_long(seed, between):
     groups, _, _ = made_up(60, 200, seed=seed)
     lengths = 3 + np.random.default_rng(seed).permutation(200)
     slots = Slots.of([groups], [np.ones(len(groups), bool)])
-    room = int((tokens_of(groups, groups.ids, lengths) - 1).max())
+    room = int((tokens_of(groups, groups.ids, lengths + between - 1) - between).max())
     related = more_related(slots, seed)
-    dealt, left = deal(slots, related, lengths, lengths[slots.queries], None, room, seed)
+    dealt, left = deal(slots, related, lengths, lengths[slots.queries], None, room, between, seed)
     assert left == 0 and (dealt != slots.originals).all()
     for query, first, last in zip(slots.queries, slots.first, slots.first[1:]):
-        assert lengths[query] + (lengths[dealt[first:last]] + 1).sum() <= room
+        assert lengths[query] + (lengths[dealt[first:last]] + between).sum() <= room
 
 
 def test_the_deal_is_random_and_the_seed_decides():
     groups, lengths, _ = made_up(400)
     slots = Slots.of([groups], [np.ones(len(groups), bool)])
     first, again, other = (
-        deal(slots, more_related(slots), lengths, lengths[slots.queries], None, 100, seed)[0]
+        deal(slots, more_related(slots), lengths, lengths[slots.queries], None, 100, 1, seed)[0]
         for seed in (1, 1, 2)
     )
     assert (first == again).all()
@@ -104,7 +105,7 @@ def test_groups_that_the_gain_filter_left_out_give_and_get_nothing():
     slots = Slots.of([groups], [keep])
     assert (slots.queries == groups.ids[groups.offsets[:-1]][keep]).all()
     assert len(slots.originals) == (np.diff(groups.offsets) - 1)[keep].sum()
-    dealt, _ = deal(slots, more_related(slots), lengths, lengths[slots.queries], None, 100, 0)
+    dealt, _ = deal(slots, more_related(slots), lengths, lengths[slots.queries], None, 100, 1, 0)
     assert sorted(dealt) == sorted(slots.originals)
 
 
@@ -137,4 +138,4 @@ def test_a_pool_that_allows_no_other_arrangement_is_told(tmp_path):
     found = pa.record_batch({"ids": pa.array([[1, 2], [], []], pa.list_(pa.int64()))})
     neighbours = Neighbours([found], {})
     with pytest.raises(StageError, match=r"of 2 neighbours of 1 groups, 2 find no other query"):
-        deal_anew(tmp_path, neighbours, sentences, False, 100, MARKS, 0, tmp_path)
+        deal_anew(tmp_path, neighbours, sentences, False, 100, MARKS, 1, 0, tmp_path)
