@@ -20,7 +20,7 @@ from icl_jax.config import CorpusConfig
 from icl_jax.corpus import tokenizers
 from icl_jax.corpus.sentence_table import SentenceTable, build_table
 from icl_jax.corpus.train_tokenizer import sample_sentences, train
-from icl_jax.parallel import Runner, count_cores, progress_bar, run_shards
+from icl_jax.workers.local import Runner, count_cores, progress_bar, run_shards
 
 VOCAB_SIZE = 8192
 SAMPLE_BYTES = 2_000_000  # of the text, for a tokenizer of our own

@@ -20,13 +20,13 @@ import time
 import numpy as np
 
 from icl_jax.config import CorpusConfig, SearchConfig
-from icl_jax.config_problems import ARMS
 from icl_jax.corpus.documents import BadDocument, read_documents
 from icl_jax.corpus.sentences import split_document
 from icl_jax.corpus.shards import plan_shards
-from icl_jax.parallel import count_cores, progress_bar
-from icl_jax.retrieval.design_folders import DesignFolders
+from icl_jax.design.arms import ARMS
+from icl_jax.design.folders import DesignFolders
 from icl_jax.training.hardware import CHIPS
+from icl_jax.workers.local import count_cores, progress_bar
 
 ROOT = Path(__file__).parents[1]
 MADE_UP = 200_000  # sentences, where no files are given
@@ -189,7 +189,7 @@ def extend(
 
 def print_search(count: float, width: int) -> None:
     """Which index, and what an exact join would take on accelerators."""
-    from icl_jax.retrieval.search_faiss import choose_index
+    from icl_jax.retrieval.search.faiss_engine import choose_index
 
     print("\n| design.search.memory_gigabytes | index | GB of codes and ids |\n|---|---|---|")
     for memory in (8, 16, 32, 64):

@@ -22,9 +22,9 @@ import numpy as np
 
 from icl_jax.config import EncoderConfig, MeshConfig
 from icl_jax.models import huggingface
-from icl_jax.parallel import count_cores
-from icl_jax.retrieval.encoders import open_encoder
+from icl_jax.retrieval.encoders.encoder import open_encoder
 from icl_jax.sharding import make_mesh
+from icl_jax.workers.local import count_cores
 
 
 def main() -> None:

@@ -17,7 +17,7 @@ from forward_latency import alternate
 import jax
 import numpy as np
 
-from icl_jax.evaluation.generate import Generator
+from icl_jax.evaluation.generation.generate import Generator
 from icl_jax.models import huggingface
 
 PROMPT, NEW = 32, 64  # tokens

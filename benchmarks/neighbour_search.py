@@ -20,12 +20,12 @@ import numpy as np
 import pyarrow as pa
 
 from icl_jax.config import SearchConfig
-from icl_jax.parallel import Runner, count_cores
-from icl_jax.retrieval.pool import Pool
-from icl_jax.retrieval.search_shards import Search, open_engine
-from icl_jax.retrieval.selection import Selection
-from icl_jax.retrieval.signatures import Signatures, sign
+from icl_jax.retrieval.search.pool import Pool
+from icl_jax.retrieval.search.search import Search, open_engine
+from icl_jax.retrieval.search.selection import Selection
+from icl_jax.retrieval.search.signatures import Signatures, sign
 from icl_jax.retrieval.vectors import Vectors, normalise
+from icl_jax.workers.local import Runner, count_cores
 
 K = 10
 SHARD = 30_000  # about what a shard of 4 MB of text holds
@@ -123,7 +123,7 @@ def read_vectors(args: argparse.Namespace) -> tuple[np.ndarray, str]:
     if args.vectors and not args.quick:
         return np.load(args.vectors, mmap_mode="r"), Path(args.vectors).name
     if args.workdir and not args.quick:
-        from icl_jax.retrieval.design_folders import DesignFolders
+        from icl_jax.design.folders import DesignFolders
 
         shards = Vectors.open(DesignFolders(args.workdir).corpus_vectors).shards
         return np.concatenate(shards), "sentences of a corpus"

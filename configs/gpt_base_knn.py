@@ -14,7 +14,7 @@ Command:  python -m icl_jax.main --config=configs/gpt_base_knn.py --workdir=runs
           With the arm that goes on regularly as a control:
               --config.branches.arms="('regular','neighbours_in_context')"
 Cost:     design: docs/scale.md. Training: about 7 hours on 16 TPU v5e chips: 0.10 s a step,
-          dropout apart, by the estimate of icl_jax.training.compile_for_tpu; not run
+          dropout apart, by the estimate of icl_jax.tpu.compile; not run
 Expected: zero-shot closed-book Natural Questions F1 of 6.2e-3, where regular examples alone stay
           below 1e-3 (Levine et al. 2022, table 2)
 """
@@ -26,7 +26,7 @@ from icl_jax.config import (
     MeshConfig,
     TrainingConfig,
 )
-from icl_jax.example_design.presets import preset as design_preset
+from icl_jax.design.presets import preset as design_preset
 from icl_jax.models.presets import preset as model_preset
 from icl_jax.training.presets import preset as optimizer_preset
 

@@ -20,7 +20,7 @@ Command:  python -m icl_jax.main --config=configs/gpt_medium_knn.py --workdir=ru
               --config.design.search.min_similarity=0.3 --config.batch_size=2
               --config.training.steps=1 --config.branches.steps=1 --config.optimizer.warmup=1
 Cost:     design: docs/scale.md. Training: about 18 hours on 16 TPU v5e chips: 0.29 s a
-          step, by the estimate of icl_jax.training.compile_for_tpu (docs/pods.md); not run
+          step, by the estimate of icl_jax.tpu.compile (docs/pods.md); not run
 Expected: about 250 of 20,000 Natural Questions right, closed-book and zero-shot, where regular
           examples alone stay below 50 (Levine et al. 2022, figure 1)
 """
@@ -32,7 +32,7 @@ from icl_jax.config import (
     MeshConfig,
     TrainingConfig,
 )
-from icl_jax.example_design.presets import preset as design_preset
+from icl_jax.design.presets import preset as design_preset
 from icl_jax.models.presets import preset as model_preset
 from icl_jax.training.presets import preset as optimizer_preset
 

@@ -17,7 +17,7 @@ Command:  python -m icl_jax.studies.task_sentences --data=DATA --to=data/task_se
           --config.data.sources=runs/tapt/design/arms/ARM --stages=train takes it.
 Cost:     design: docs/scale.md. Training: the paper's 170,000 examples of up to 256 tokens are
           3,320 steps of 0.05 s (16 TPU v5e chips, dropout apart, by the estimate of
-          icl_jax.training.compile_for_tpu): 3 minutes a run, an hour for 5 arms x 4 rates; the
+          icl_jax.tpu.compile): 3 minutes a run, an hour for 5 arms x 4 rates; the
           15,335 sentences of the command above are 300 steps, in every arm: a row holds one
           sentence of the task and what belongs to it (design.examples.rows). Not run
 Expected: averaged over the seven STS tasks 53.5 without training, 59.8 for task_only, 61.0 for
@@ -32,7 +32,7 @@ from icl_jax.config import (
     MeshConfig,
     TrainingConfig,
 )
-from icl_jax.example_design.presets import preset as design_preset
+from icl_jax.design.presets import preset as design_preset
 from icl_jax.models.presets import preset as model_preset
 from icl_jax.training.presets import preset as optimizer_preset
 

@@ -12,13 +12,13 @@ from absl import logging as absl_logging
 from etils import epath
 from ml_collections import config_flags
 
+from icl_jax.cli import ends_in_one_line, parse_config_flags, stop
 from icl_jax.config import ExperimentConfig
-from icl_jax.config_tree import find_problems
-from icl_jax.distributed import ends_with_job, join_job
+from icl_jax.config.tree import find_problems
 from icl_jax.experiment.stages import STAGES, default_stages, run_stages
-from icl_jax.flag_errors import ends_in_one_line, parse_config_flags, stop
 from icl_jax.theory.architecture import imbalance
 from icl_jax.theory.network_shape import shape_of
+from icl_jax.workers.job import ends_with_job, join_job
 
 _CONFIG = config_flags.DEFINE_config_file(
     "config", None, "A file of configs/; --config.FIELD=value overrides any of its fields."

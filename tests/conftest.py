@@ -27,10 +27,10 @@ jax.config.update("jax_numpy_dtype_promotion", "strict")
 
 # Files whose tests take longest go first, so that no worker begins one when the other is done.
 LONGEST = (
-    "experiment/test_rounds.py", "studies/test_table1.py", "training/test_train_state.py",
-    "experiment/test_stages.py", "training/test_train.py", "training/test_compile_for_tpu.py",
+    "experiment/rounds/test_rounds.py", "studies/test_table1.py", "training/test_train_state.py",
+    "experiment/test_stages.py", "training/test_train.py", "tpu/test_compile.py",
     "models/test_transformer_options.py", "models/test_huggingface_parity.py", "test_main.py",
-    "example_design/test_kill_design.py", "retrieval/test_encoder_parity.py",
+    "design/test_kill_design.py", "retrieval/test_encoder_parity.py",
 )  # fmt: skip
 
 

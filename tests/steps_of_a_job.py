@@ -8,12 +8,13 @@ from pathlib import Path
 import sys
 import time
 
-from icl_jax import hosts_messages, parallel_hosts
+from icl_jax.cli import ends_in_one_line
 from icl_jax.config import ConfigError, StageError
-from icl_jax.distributed import job_place, join_job
-from icl_jax.flag_errors import ends_in_one_line
-from icl_jax.parallel import KeptOpen, Runner, progress_bar, run_shards
-from icl_jax.parallel_hosts import by_leader
+from icl_jax.workers import hosts as parallel_hosts
+from icl_jax.workers import hosts_messages
+from icl_jax.workers.hosts import by_leader
+from icl_jax.workers.job import job_place, join_job
+from icl_jax.workers.local import KeptOpen, Runner, progress_bar, run_shards
 
 
 def wait_for(there) -> None:

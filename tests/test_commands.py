@@ -1,6 +1,6 @@
 import shlex
 
-from icl_jax.commands import suggest, suggest_removal
+from icl_jax.cli import suggest, suggest_removal
 
 
 def test_suggested_commands_can_be_pasted_whatever_a_path_holds():

@@ -17,7 +17,7 @@ from icl_jax.config import (
     SearchConfig,
     TokenizerConfig,
 )
-from icl_jax.config_tree import differences, from_dict, to_dict, validate
+from icl_jax.config.tree import differences, from_dict, to_dict, validate
 
 
 @pytest.mark.parametrize(

@@ -42,7 +42,8 @@ def test_every_file_that_a_page_names_exists(page):
     for path in named:
         assert (ROOT / path).exists(), path
     for module in re.findall(r"python -m (icl_jax\.[\w.]+)", text):
-        assert (ROOT / (module.replace(".", "/") + ".py")).exists(), module
+        path = ROOT / module.replace(".", "/")
+        assert path.with_suffix(".py").exists() or (path / "__main__.py").exists(), module
 
 
 def test_the_readme_leads_to_every_page_and_every_config():

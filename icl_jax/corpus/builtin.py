@@ -23,7 +23,7 @@ import numpy as np
 
 from icl_jax.config import ConfigError
 from icl_jax.corpus import builtin_words as words
-from icl_jax.step_folder import beside
+from icl_jax.files.step_folder import beside
 
 _PREFIX = "builtin:"
 _SEED = 2110

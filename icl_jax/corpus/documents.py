@@ -16,7 +16,7 @@ from icl_jax.corpus import builtin, tfds_source
 from icl_jax.corpus.files import DamagedError, name_file
 from icl_jax.corpus.piece_bytes import Line, place_of_byte, read_all, read_lines
 from icl_jax.corpus.shards import Piece, Shard
-from icl_jax.storage import open_to_read
+from icl_jax.files.remote import open_to_read
 
 # A longer line is no prose: a dump, a table, a file whose line ends were lost.
 MAX_LINE_CHARACTERS = 1_000_000

@@ -17,7 +17,7 @@ import google_crc32c
 
 from icl_jax.config import ConfigError, CorpusConfig, StageError
 from icl_jax.corpus import builtin, tfds_source
-from icl_jax.storage import check_is_file, is_remote, open_to_read, retry, size_and_time
+from icl_jax.files.remote import check_is_file, is_remote, open_to_read, retry, size_and_time
 
 # Format by the end of a file's name, after a `.gz` was taken off.
 FORMAT_OF_NAME = {

@@ -16,7 +16,7 @@ from icl_jax.corpus.long_sentences import TokenisedSentences, tokenise_sentences
 from icl_jax.corpus.sentences import split_document
 from icl_jax.corpus.shards import Shard
 from icl_jax.corpus.tokenizers import open_tokenizer
-from icl_jax.step_folder import beside, write_json
+from icl_jax.files.step_folder import beside, write_json
 
 SENTENCES = "sentences-{:05d}.arrow"
 DOCUMENTS = "documents-{:05d}.arrow"

@@ -29,8 +29,8 @@ from icl_jax.corpus.table_results import (
     describe_table,
 )
 from icl_jax.corpus.tokenizers import Tokenizer
-from icl_jax.parallel import Runner, progress_bar, run_shards
-from icl_jax.step_folder import StepFolder, beside, read_results
+from icl_jax.files.step_folder import StepFolder, beside, read_results
+from icl_jax.workers.local import Runner, progress_bar, run_shards
 
 _FIRST_SHARDS = 16
 COLUMN = "{}.npy"

@@ -22,7 +22,7 @@ from icl_jax.corpus.files import (
     name_file,
     open_file,
 )
-from icl_jax.storage import open_to_read
+from icl_jax.files.remote import open_to_read
 
 # A piece may have to be reached by unpacking from the start of a .gz (or decoding from the start of
 # a Parquet row group): with 16 that costs at most 8 more passes over the file. There are more where

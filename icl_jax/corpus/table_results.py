@@ -9,8 +9,8 @@ from pathlib import Path
 from icl_jax.config import CorpusConfig, StageError
 from icl_jax.corpus.documents import BadDocument
 from icl_jax.corpus.sentence_shards import ShardSummary
-from icl_jax.mirror import shown
-from icl_jax.step_folder import beside
+from icl_jax.files.mirror import shown
+from icl_jax.files.step_folder import beside
 
 BAD_DOCUMENTS = "bad_documents.jsonl"
 # When this many documents were read and most are bad, the rest need not be read to know it.

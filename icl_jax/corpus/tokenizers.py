@@ -16,7 +16,7 @@ from tokenizers import decoders, models, pre_tokenizers
 
 from icl_jax.config import ConfigError
 from icl_jax.corpus.word_cache import WordCache
-from icl_jax.step_folder import write_json
+from icl_jax.files.step_folder import write_json
 
 # One process for each core is busy already; threads of the library would only stand in its way.
 os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")

@@ -16,8 +16,8 @@ from tqdm import tqdm
 
 from icl_jax.config import StageError
 from icl_jax.data.tfrecord import RecordError, damage, decode_example, scan_records
-from icl_jax.step_folder import beside
-from icl_jax.storage import is_remote, read_bytes, read_range, retry
+from icl_jax.files.remote import is_remote, read_bytes, read_range, retry
+from icl_jax.files.step_folder import beside
 
 SUFFIX = ".index.npz"
 _VERSION = 1

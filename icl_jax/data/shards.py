@@ -15,7 +15,7 @@ from icl_jax.data.tfrecord import (
     decode_example,
     unframe,
 )
-from icl_jax.storage import is_remote, read_range, retry
+from icl_jax.files.remote import is_remote, read_range, retry
 
 _OPEN_FILES = 256  # kept open by one reader; a process may have 1,024 on many systems
 _MAGIC = set("*?[")

@@ -9,12 +9,12 @@ from etils import epath
 import grain
 import numpy as np
 
-from icl_jax.config_problems import ONE_QUERY, PACKED
+from icl_jax.config.design import ONE_QUERY, PACKED
 from icl_jax.data.packing import Plan, make_plan
 from icl_jax.data.shard_index import ShardIndex, load_indexes
 from icl_jax.data.shards import Shards, find_shards
 from icl_jax.data.tfrecord import RecordError, damage
-from icl_jax.storage import read_text
+from icl_jax.files.remote import read_text
 
 # Grain's shuffle tries numbers below 2**16 until one is in range: 25 us from here on, 15 ms for 4.
 _FEW_BUNDLES = 1 << 14

@@ -14,8 +14,8 @@ import google_crc32c
 import numpy as np
 
 from icl_jax.config import StageError
-from icl_jax.step_folder import beside
-from icl_jax.storage import open_to_read
+from icl_jax.files.remote import open_to_read
+from icl_jax.files.step_folder import beside
 
 HEADER_BYTES, FOOTER_BYTES = 12, 4  # uint64 length and its CRC; CRC of the payload
 _DTYPES = {"int64_list": np.int64, "float_list": np.float32, "bytes_list": np.object_}

@@ -9,7 +9,6 @@ from types import ModuleType
 from etils import epath
 from jax.sharding import Mesh
 
-from icl_jax import mirror
 from icl_jax.config import (
     ConfigError,
     EvaluationConfig,
@@ -17,22 +16,16 @@ from icl_jax.config import (
     GPTConfig,
     StageError,
 )
-from icl_jax.config_tree import validate
+from icl_jax.config.tree import validate
 from icl_jax.evaluation.subject import Subject, open_subject, planned_subject
 from icl_jax.evaluation.task import Task, check_folder, read_finished, read_model, run_task
-from icl_jax.folder_lock import alone_in
+from icl_jax.evaluation.tasks import TASKS
+from icl_jax.files import mirror
+from icl_jax.files.folder_lock import alone_in
+from icl_jax.files.remote import is_remote
+from icl_jax.files.step_folder import OtherInputsError, absolute, beside, write_json
 from icl_jax.sharding import make_host_mesh
-from icl_jax.step_folder import OtherInputsError, absolute, beside, write_json
-from icl_jax.storage import is_remote
 
-# Task -> its module and class; imported when it is asked for.
-TASKS = {
-    "sts": ("sts", "Sts"),
-    "nq_open": ("natural_questions", "NaturalQuestions"),
-    "glue": ("glue_zero_shot", "GlueZeroShot"),
-    "perplexity": ("perplexity", "Perplexity"),
-    "neighbour_gain": ("neighbour_gain", "NeighbourGain"),
-}
 _DATA = ("sts", "sick", "nq_open", "glue")  # folders of `EvaluationConfig.data`
 
 
@@ -62,7 +55,7 @@ def _for_each(
             mirror.fetch(folder / name)
         local = dataclasses.replace(config, data=str(folder))
     for name in config.tasks:
-        module = importlib.import_module(f"icl_jax.evaluation.{TASKS[name][0]}")
+        module = importlib.import_module(f"icl_jax.evaluation.tasks.{TASKS[name][0]}")
         try:
             made[name] = work(name, module, local)
         except (ConfigError, StageError) as error:

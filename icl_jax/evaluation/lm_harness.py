@@ -24,15 +24,15 @@ except ImportError as error:
     ) from error
 import numpy as np
 
-from icl_jax import flag_errors
+from icl_jax import cli as flag_errors
 from icl_jax.config import ConfigError, MeshConfig, StageError
-from icl_jax.evaluation.generate import Generator
-from icl_jax.evaluation.sampling import Sampling
+from icl_jax.evaluation.generation.generate import Generator
+from icl_jax.evaluation.generation.sampling import Sampling
 from icl_jax.evaluation.subject import open_subject
 from icl_jax.models.inputs import position_limit
 from icl_jax.models.passage_losses import Passage, PassageLosses, row_length
-from icl_jax.parallel import progress_bar
 from icl_jax.sharding import make_mesh
+from icl_jax.workers.local import progress_bar
 
 MAX_NEW_TOKENS = 256  # where a task does not say, as in the harness
 BATCH_SIZE = 32  # prompts that are answered at once

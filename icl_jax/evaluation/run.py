@@ -16,16 +16,16 @@ from absl import app, flags
 from absl import logging as absl_logging
 from ml_collections import config_flags
 
+from icl_jax.cli import explain_overrides, parse_flags, stop
 from icl_jax.config import ConfigError, EvaluationConfig, MeshConfig, StageError
-from icl_jax.config_problems import EVALUATIONS
-from icl_jax.config_tree import validate
-from icl_jax.flag_errors import explain_overrides, parse_flags, stop
+from icl_jax.config.tree import validate
+from icl_jax.evaluation.tasks import TASKS
 
 
 def define_flags() -> None:
     """The flags of this command; a wrong --evaluation.FIELD stops here already."""
     flags.DEFINE_string("model", None, "What is evaluated.")
-    flags.DEFINE_list("tasks", None, f"Of {', '.join(EVALUATIONS)}.")
+    flags.DEFINE_list("tasks", None, f"Of {', '.join(TASKS)}.")
     flags.DEFINE_string("data", None, "A folder with sts/, sick/, nq_open/ and glue/.")
     flags.DEFINE_string("tokenizer", None, "A folder, where it is not the model's own.")
     flags.DEFINE_string(
@@ -37,7 +37,9 @@ def define_flags() -> None:
     if problem := explain_overrides(sys.argv, "evaluation", EvaluationConfig()):
         stop(problem)
     config_flags.DEFINE_config_dataclass(
-        "evaluation", EvaluationConfig(), "Every field of EvaluationConfig in icl_jax/config.py."
+        "evaluation",
+        EvaluationConfig(),
+        "Every field of EvaluationConfig in icl_jax/config/evaluation.py.",
     )
 
 

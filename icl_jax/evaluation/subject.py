@@ -10,18 +10,17 @@ from etils import epath
 from jax.sharding import Mesh
 import numpy as np
 
-from icl_jax import mirror
 from icl_jax.config import ConfigError, ExperimentConfig, GPTConfig, RobertaConfig
-from icl_jax.config_tree import to_dict
+from icl_jax.config.tree import to_dict
 from icl_jax.corpus import tokenizers
 from icl_jax.corpus.files import files_checksum
 from icl_jax.corpus.tokenizers import Tokenizer
-from icl_jax.example_design.arms import is_arm
-from icl_jax.example_design.gain_inputs import model_checksum
+from icl_jax.design.folders import design_workdir, is_arm
+from icl_jax.design.gain.inputs import model_checksum
+from icl_jax.files import mirror
+from icl_jax.files.remote import files_below
 from icl_jax.models import GPT, Roberta, huggingface
 from icl_jax.models.huggingface import read_json
-from icl_jax.retrieval.design_folders import design_workdir
-from icl_jax.storage import files_below
 from icl_jax.training import checkpoint
 from icl_jax.training.checks import is_huggingface
 

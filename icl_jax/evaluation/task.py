@@ -12,10 +12,10 @@ from typing import Protocol
 from etils import epath
 from jax.sharding import Mesh
 
-from icl_jax import mirror
-from icl_jax.parallel import progress_bar
-from icl_jax.step_folder import StepFolder, beside, read_inputs, read_results, write_json
-from icl_jax.storage import read_text
+from icl_jax.files import mirror
+from icl_jax.files.remote import read_text
+from icl_jax.files.step_folder import StepFolder, beside, read_inputs, read_results, write_json
+from icl_jax.workers.local import progress_bar
 
 ROWS, TABLE = "outputs.jsonl", "table.md"
 

@@ -10,9 +10,8 @@ from typing import NamedTuple
 from etils import epath
 
 from icl_jax.config import BranchesConfig, ConfigError, DataConfig, ExperimentConfig
-from icl_jax.config_problems import PACKED
-from icl_jax.example_design.arms import planned_rows
-from icl_jax.retrieval.design_folders import BRANCHES
+from icl_jax.config.design import PACKED
+from icl_jax.design.folders import BRANCHES, planned_rows
 from icl_jax.training.run_record import last_step
 
 REGULAR, TRUNK = "regular", "trunk"  # the arms that are none of the design's

@@ -3,7 +3,7 @@
 from etils import epath
 
 from icl_jax.config import ConfigError, ExperimentConfig, StageError
-from icl_jax.evaluation.compare import compare
+from icl_jax.evaluation.compare.compare import compare
 from icl_jax.evaluation.evaluate import evaluate_run
 from icl_jax.evaluation.subject import open_subject
 from icl_jax.experiment.branches import (
@@ -15,7 +15,7 @@ from icl_jax.experiment.branches import (
     trunk_config,
 )
 from icl_jax.experiment.progress import one_by_one
-from icl_jax.experiment.report import write_report
+from icl_jax.experiment.report.report import write_report
 from icl_jax.training.run_record import last_step, require_trained
 
 

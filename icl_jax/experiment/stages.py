@@ -10,15 +10,15 @@ from typing import TYPE_CHECKING
 from etils import epath
 
 from icl_jax.config import ConfigError, ExperimentConfig
-from icl_jax.storage import file_system, is_remote
+from icl_jax.files.remote import file_system, is_remote
 
 if TYPE_CHECKING:
     from icl_jax.experiment.branches import Branch
 
 
 def _check(config: ExperimentConfig, workdir: epath.Path) -> None:
-    from icl_jax.distributed import job_size
     from icl_jax.models.check import check
+    from icl_jax.workers.job import job_size
 
     if job_size() > 1:
         raise ConfigError(
@@ -29,8 +29,8 @@ def _check(config: ExperimentConfig, workdir: epath.Path) -> None:
 
 
 def _design(config: ExperimentConfig, workdir: epath.Path) -> None:
-    from icl_jax.example_design.build import design
-    from icl_jax.parallel_hosts import by_leader
+    from icl_jax.design.stage import design
+    from icl_jax.workers.hosts import by_leader
 
     by_leader(design, config, workdir, workdir=workdir)
 
@@ -38,8 +38,8 @@ def _design(config: ExperimentConfig, workdir: epath.Path) -> None:
 def _train(config: ExperimentConfig, workdir: epath.Path) -> None:
     from icl_jax.experiment.branches import has_trunk, plan_branches, trunk_config
     from icl_jax.experiment.progress import one_by_one
-    from icl_jax.parallel_hosts import by_leader
     from icl_jax.training.train import train
+    from icl_jax.workers.hosts import by_leader
 
     if not config.branches.arms:
         train(config, workdir)
@@ -54,7 +54,7 @@ def _train(config: ExperimentConfig, workdir: epath.Path) -> None:
 def _evaluate(config: ExperimentConfig, workdir: epath.Path) -> None:
     from icl_jax.evaluation.evaluate import evaluate_run
     from icl_jax.experiment.comparison import evaluate_branches
-    from icl_jax.parallel_hosts import by_leader
+    from icl_jax.workers.hosts import by_leader
 
     evaluate = evaluate_branches if config.branches.arms else evaluate_run
     by_leader(evaluate, config, workdir, workdir=workdir)
@@ -77,13 +77,13 @@ def run_stages(config: ExperimentConfig, workdir: epath.Path, stages: Sequence[s
 
     In a job of several processes the first one checks, designs and evaluates, and all train.
     """
-    from icl_jax.parallel_hosts import by_leader
+    from icl_jax.workers.hosts import by_leader
 
     _keep_compiled(workdir)
     if is_remote(workdir):
         file_system(workdir)  # is there what opens it?
     if config.rounds > 1:
-        from icl_jax.experiment.rounds import run_rounds
+        from icl_jax.experiment.rounds.rounds import run_rounds
 
         run_rounds(config, workdir, stages)
         return

@@ -8,7 +8,7 @@ import jax
 from jax.sharding import Mesh
 
 from icl_jax.config import GPTConfig, LinearAttentionConfig, ModelConfig, RobertaConfig
-from icl_jax.config_tree import validate
+from icl_jax.config.tree import validate
 from icl_jax.models.gpt import GPT
 from icl_jax.models.linear_attention import LinearAttention
 from icl_jax.models.roberta import Roberta

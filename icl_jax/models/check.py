@@ -20,7 +20,7 @@ from icl_jax.config import (
     MeshConfig,
     StageError,
 )
-from icl_jax.config_tree import validate
+from icl_jax.config.tree import validate
 from icl_jax.models import create
 from icl_jax.models.summary import parameter_table
 from icl_jax.sharding import make_mesh, use_mesh_of

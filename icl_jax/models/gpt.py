@@ -9,7 +9,7 @@ from flax import nnx
 import jax
 
 from icl_jax.config import GPTConfig
-from icl_jax.config_tree import validate
+from icl_jax.config.tree import validate
 from icl_jax.models.attention import Cache, Place, locate
 from icl_jax.models.dropout import dropout
 from icl_jax.models.inputs import check_tokens, position_limit

@@ -23,13 +23,13 @@ import safetensors.numpy
 from tqdm import tqdm
 
 from icl_jax.config import GPTConfig, RobertaConfig, StageError
-from icl_jax.config_tree import validate
+from icl_jax.config.tree import validate
+from icl_jax.files.remote import is_remote
+from icl_jax.files.step_folder import beside, write_json
 from icl_jax.models import GPT, Roberta, abstract
 from icl_jax.models import huggingface_format as formats
 from icl_jax.models.huggingface_format import Tensor
 from icl_jax.sharding import variable_sharding, with_auto_axes
-from icl_jax.step_folder import beside, write_json
-from icl_jax.storage import is_remote
 
 MAX_FILE_BYTES = 2 * 10**9  # a larger model is written as several files with an index
 OVERRIDES = (

@@ -12,7 +12,7 @@ import jax
 import jax.numpy as jnp
 
 from icl_jax.config import LinearAttentionConfig, head_dim
-from icl_jax.config_tree import validate
+from icl_jax.config.tree import validate
 from icl_jax.models.attention import Place, locate, visible
 from icl_jax.models.inputs import (
     check_group,

@@ -10,7 +10,7 @@ import jax
 import jax.numpy as jnp
 
 from icl_jax.config import RobertaConfig
-from icl_jax.config_tree import validate
+from icl_jax.config.tree import validate
 from icl_jax.models.attention import Place, locate
 from icl_jax.models.dropout import dropout
 from icl_jax.models.inputs import check_token_types, check_tokens, position_limit

@@ -9,7 +9,7 @@ import jax
 import jax.numpy as jnp
 
 from icl_jax.config import ConfigError
-from icl_jax.config_problems import SPLASH_HEAD_UNIT
+from icl_jax.config.model import SPLASH_HEAD_UNIT
 from icl_jax.models.attention import Place
 from icl_jax.sharding import platform, spec
 

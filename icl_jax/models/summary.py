@@ -13,7 +13,7 @@ from jax.sharding import AbstractMesh
 import numpy as np
 
 from icl_jax.config import ConfigError, MeshConfig, ModelConfig
-from icl_jax.config_tree import validate
+from icl_jax.config.tree import validate
 from icl_jax.models import abstract
 from icl_jax.models.presets import PRESETS, preset
 from icl_jax.sharding import MESH_AXES, spec, variable_axes

@@ -9,13 +9,13 @@ from jax.sharding import Mesh
 import numpy as np
 
 from icl_jax.config import EncoderConfig, MeshConfig, StageError
-from icl_jax.config_tree import from_dict, to_dict
+from icl_jax.config.tree import from_dict, to_dict
 from icl_jax.corpus.sentence_table import SentenceTable, open_table
-from icl_jax.parallel import KeptOpen, Runner, progress_bar, run_shards
-from icl_jax.retrieval.encoders import Encoder, open_encoder
+from icl_jax.files.step_folder import StepFolder, require_space
+from icl_jax.retrieval.encoders.encoder import Encoder, open_encoder
 from icl_jax.retrieval.vectors import Vectors, save_shard, shard_file
 from icl_jax.sharding import make_host_mesh
-from icl_jax.step_folder import StepFolder, require_space
+from icl_jax.workers.local import KeptOpen, Runner, progress_bar, run_shards
 
 _one_at_a_time = threading.Lock()  # a worker may have threads, but one set of devices
 

@@ -9,7 +9,7 @@ import numpy as np
 import pyarrow as pa
 
 from icl_jax.config import StageError
-from icl_jax.step_folder import beside, read_results
+from icl_jax.files.step_folder import beside, read_results
 
 _SCHEMA = pa.schema(
     {"ids": pa.list_(pa.int64()), "similarities": pa.list_(pa.float32())}

@@ -15,14 +15,14 @@ import textwrap
 import numpy as np
 
 from icl_jax.config import ConfigError, MeshConfig, StageError
-from icl_jax.config_tree import from_dict
+from icl_jax.config.tree import from_dict
 from icl_jax.corpus.sentence_table import DocumentInfo, SentenceTable
-from icl_jax.retrieval.design_folders import DesignFolders
-from icl_jax.retrieval.encoders import open_encoder
+from icl_jax.design.folders import DesignFolders
+from icl_jax.files.step_folder import read_inputs
+from icl_jax.retrieval.encoders.encoder import open_encoder
 from icl_jax.retrieval.neighbours import Neighbours
 from icl_jax.retrieval.vectors import Vectors, normalise
 from icl_jax.sharding import make_mesh
-from icl_jax.step_folder import read_inputs
 
 # Control characters of a text must not reach the terminal, which would obey them.
 _CONTROLS = dict.fromkeys([*range(32), *range(127, 160)], "\N{REPLACEMENT CHARACTER}")

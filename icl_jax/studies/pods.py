@@ -21,10 +21,10 @@ import subprocess
 import sys
 import time
 
+from icl_jax.cli import ends_in_one_line
 from icl_jax.config import ConfigError, StageError
-from icl_jax.flag_errors import ends_in_one_line
-from icl_jax.folder_lock import alone_in
-from icl_jax.step_folder import beside
+from icl_jax.files.folder_lock import alone_in
+from icl_jax.files.step_folder import beside
 
 TOGETHER = 4  # cells of one process
 MEASURE = "icl_jax.studies.pods_measure"

@@ -10,12 +10,12 @@ import runpy
 from typing import NamedTuple
 
 from icl_jax.config import ConfigError, EncoderConfig, ExperimentConfig, RobertaConfig, SearchConfig
-from icl_jax.config_tree import to_dict
-from icl_jax.example_design.presets import preset as design_preset
+from icl_jax.config.tree import to_dict
+from icl_jax.design.presets import preset as design_preset
+from icl_jax.files.step_folder import beside, write_json
 from icl_jax.models.presets import preset as model_preset
-from icl_jax.retrieval.search_jax import first_count
-from icl_jax.retrieval.token_rows import SHORTEST_ROW
-from icl_jax.step_folder import beside, write_json
+from icl_jax.retrieval.encoders.token_rows import SHORTEST_ROW
+from icl_jax.retrieval.search.jax_engine import first_count
 from icl_jax.studies.pods_slices import ONE_CHIP, SLICES, generation_of
 
 CONFIGS = {
@@ -36,7 +36,7 @@ DTYPE = "bfloat16"  # of the products, as `EncoderConfig.dtype` says for acceler
 
 # The code of a step: if it changes, so may the numbers. What a config says is compared by itself.
 _COUNTING = (
-    "training/compile_for_tpu.py", "training/tpu_program.py", "training/tpu_kernels.py",
+    "tpu/compile.py", "tpu/program.py", "tpu/kernels.py",
     "training/hardware.py",
 )  # fmt: skip
 _MODEL = (
@@ -50,8 +50,13 @@ _TRAINING = (
 _MEASURE = "studies/pods_measure.py"
 _CODE = {
     "training": _TRAINING,
-    "encode": (*_MODEL, "retrieval/encoder_transformer.py", "retrieval/token_rows.py", _MEASURE),
-    "search": (*_COUNTING, "retrieval/search_jax.py", _MEASURE),
+    "encode": (
+        *_MODEL,
+        "retrieval/encoders/transformer.py",
+        "retrieval/encoders/token_rows.py",
+        _MEASURE,
+    ),
+    "search": (*_COUNTING, "retrieval/search/jax_engine.py", _MEASURE),
 }
 
 

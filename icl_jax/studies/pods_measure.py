@@ -23,10 +23,10 @@ from icl_jax.config import (
     TrainingConfig,
 )
 from icl_jax.models import abstract
-from icl_jax.retrieval.encoder_transformer import TransformerEncoder
-from icl_jax.retrieval.search_jax import QUERIES, compile_search
-from icl_jax.retrieval.sentence_recipe import SentenceRecipe
-from icl_jax.retrieval.token_rows import SHORTEST_ROW, rows_of_batch
+from icl_jax.retrieval.encoders.sentence_recipe import SentenceRecipe
+from icl_jax.retrieval.encoders.token_rows import SHORTEST_ROW, rows_of_batch
+from icl_jax.retrieval.encoders.transformer import TransformerEncoder
+from icl_jax.retrieval.search.jax_engine import QUERIES, compile_search
 from icl_jax.sharding import make_mesh, variable_sharding
 from icl_jax.studies.pods_cells import (
     DTYPE,
@@ -39,7 +39,7 @@ from icl_jax.studies.pods_cells import (
     topologies_of,
     write_cell,
 )
-from icl_jax.training.compile_for_tpu import (
+from icl_jax.tpu.compile import (
     DoesNotFitError,
     measure,
     measure_program,

@@ -1,6 +1,6 @@
 """Slices of TPUs as clouds sell them: their names, and how their chips lie."""
 
-from icl_jax.training.compile_for_tpu import num_chips
+from icl_jax.tpu.compile import num_chips
 
 # A v4 or v5p is counted by its cores, two of each chip; a v5e or v6e by its chips.
 _SHAPES = {

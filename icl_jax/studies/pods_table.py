@@ -14,7 +14,7 @@ from icl_jax.studies.pods_cells import (
     search_candidates,
 )
 from icl_jax.studies.pods_slices import ONE_CHIP, SLICES, generation_of, num_chips, slice_of
-from icl_jax.training.compile_for_tpu import GB
+from icl_jax.tpu.compile import GB
 
 TAPT_EXAMPLES = 170_000  # Levine et al. 2022, section 3.1; each counts as a row of its own
 HOURS_CHIPS = 16  # of the slice that hours of embedding are told for

@@ -17,12 +17,12 @@ import re
 from etils import epath
 
 from icl_jax.config import ConfigError
-from icl_jax.evaluation.compare_table import show_p
-from icl_jax.experiment.report import make_findings
-from icl_jax.experiment.report_numbers import headlines, main_metric, show_value
+from icl_jax.evaluation.compare.table import show_p
+from icl_jax.experiment.report.numbers import headlines, main_metric, show_value
+from icl_jax.experiment.report.report import make_findings
+from icl_jax.files.remote import read_bytes, read_text
+from icl_jax.files.step_folder import beside
 from icl_jax.retrieval.show import ends_well
-from icl_jax.step_folder import beside
-from icl_jax.storage import read_bytes, read_text
 
 TITLE = re.compile(r"\A# .*\n+")
 

@@ -17,8 +17,8 @@ from absl import logging as absl_logging
 from etils import epath
 from ml_collections import config_flags
 
+from icl_jax.cli import ends_in_one_line, parse_config_flags, stop
 from icl_jax.config import ExperimentConfig
-from icl_jax.flag_errors import ends_in_one_line, parse_config_flags, stop
 
 CONFIG = "configs/roberta_base_knn_tapt.py:all"
 

@@ -5,14 +5,15 @@ import json
 from etils import epath
 
 from icl_jax.config import ConfigError, ExperimentConfig, StageError
+from icl_jax.design.arms import ARMS
+from icl_jax.design.folders import PREFIX, is_arm
 from icl_jax.evaluation import evaluate
-from icl_jax.evaluation.compare import compare
-from icl_jax.example_design.arms import ARMS, PREFIX, is_arm
+from icl_jax.evaluation.compare.compare import compare
 from icl_jax.experiment.branches import has_trunk, plan_branches
 from icl_jax.experiment.comparison import check_trunk, evaluate_each
 from icl_jax.experiment.stages import run_stages
-from icl_jax.step_folder import beside, write_json
-from icl_jax.storage import read_text
+from icl_jax.files.remote import read_text
+from icl_jax.files.step_folder import beside, write_json
 from icl_jax.studies.table1_report import (
     Setting,
     choose_rates,

@@ -15,9 +15,9 @@ from typing import NamedTuple
 import numpy as np
 
 from icl_jax.config import ConfigError, EvaluationConfig
-from icl_jax.evaluation.sts_files import PairSet, read_sets, read_training_sets
+from icl_jax.evaluation.tasks.sts.files import PairSet, read_sets, read_training_sets
+from icl_jax.files.step_folder import beside
 from icl_jax.retrieval.show import ends_well
-from icl_jax.step_folder import beside
 
 _SEED = 0
 

@@ -11,9 +11,9 @@ import textwrap
 from absl import app, flags
 from ml_collections import config_flags
 
+from icl_jax.cli import ends_in_one_line, parse_config_flags, stop
 from icl_jax.config import ConfigError, ExperimentConfig
-from icl_jax.config_tree import validate
-from icl_jax.flag_errors import ends_in_one_line, parse_config_flags, stop
+from icl_jax.config.tree import validate
 from icl_jax.theory.known_models import known_models_table, layers_of
 from icl_jax.theory.network_shape import (
     FIT_RANGE,

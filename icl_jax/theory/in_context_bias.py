@@ -20,9 +20,9 @@ import numpy as np
 from tqdm import tqdm
 
 from icl_jax.config import ConfigError, LinearAttentionConfig
-from icl_jax.folder_lock import alone_in
+from icl_jax.files.folder_lock import alone_in
+from icl_jax.files.step_folder import StepFolder, write_json
 from icl_jax.retrieval.show import ends_well
-from icl_jax.step_folder import StepFolder, write_json
 from icl_jax.theory.epsilon_rank import LEAST_EPSILON, epsilon_rank
 from icl_jax.theory.in_context_bias_report import write_report
 from icl_jax.theory.representations import (

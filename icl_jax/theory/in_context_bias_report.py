@@ -8,7 +8,7 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 import numpy as np
 
-from icl_jax.step_folder import beside, write_json
+from icl_jax.files.step_folder import beside, write_json
 from icl_jax.theory import bounds
 
 BOUND_DEPTHS = range(1, 13)

@@ -15,10 +15,10 @@ import orbax.checkpoint as ocp
 
 from icl_jax import models
 from icl_jax.config import ConfigError, ExperimentConfig, TrainingConfig
-from icl_jax.config_tree import from_dict, to_dict
+from icl_jax.config.tree import from_dict, to_dict
+from icl_jax.files.remote import is_remote
+from icl_jax.files.step_folder import absolute
 from icl_jax.sharding import variable_sharding, with_auto_axes
-from icl_jax.step_folder import absolute
-from icl_jax.storage import is_remote
 from icl_jax.training.train_state import TrainState
 
 

@@ -5,13 +5,13 @@ import dataclasses
 from etils import epath
 from jax.sharding import Mesh
 
-from icl_jax import mirror
 from icl_jax.config import ConfigError, ExperimentConfig, GPTConfig, RobertaConfig, StageError
-from icl_jax.config_tree import differences, find_problems, to_dict, type_problems
+from icl_jax.config.tree import differences, find_problems, to_dict, type_problems
 from icl_jax.data import synthetic
 from icl_jax.data.input_pipeline import Data, open_data
 from icl_jax.data.source import row_holds
-from icl_jax.example_design.arms import PREFIX, arm_folder, is_arm, planned_rows
+from icl_jax.design.folders import PREFIX, arm_folder, is_arm, planned_rows
+from icl_jax.files import mirror
 from icl_jax.models import huggingface
 from icl_jax.sharding import make_mesh
 from icl_jax.training import checkpoint

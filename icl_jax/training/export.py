@@ -11,8 +11,8 @@ import sys
 from absl import app, flags
 from absl import logging as absl_logging
 
-from icl_jax import mirror
 from icl_jax.config import ConfigError, MeshConfig, StageError
+from icl_jax.files import mirror
 from icl_jax.models import huggingface
 from icl_jax.sharding import make_mesh
 from icl_jax.training import checkpoint

@@ -12,8 +12,8 @@ import time
 from etils import epath
 import jax
 
-from icl_jax.step_folder import write_json
-from icl_jax.storage import read_text
+from icl_jax.files.remote import read_text
+from icl_jax.files.step_folder import write_json
 
 # What takes time, with its name in the report; `step` is all that the others leave over.
 PARTS = {

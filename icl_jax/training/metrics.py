@@ -14,7 +14,7 @@ import jax
 from tqdm import tqdm
 
 from icl_jax.config import ExperimentConfig, StageError, head_dim, mlp_dim
-from icl_jax.live_files import LiveFolder
+from icl_jax.files.growing import LiveFolder
 from icl_jax.training.event_files import open_board
 from icl_jax.training.goodput import Goodput
 from icl_jax.training.hardware import peak_flops

@@ -4,8 +4,8 @@ import dataclasses
 import json
 
 from icl_jax.config import ConfigError, ExperimentConfig, OptimizerConfig
-from icl_jax.config_tree import differences, to_dict
-from icl_jax.storage import read_text
+from icl_jax.config.tree import differences, to_dict
+from icl_jax.files.remote import read_text
 from icl_jax.training import checkpoint
 from icl_jax.training.optimizer import learning_rate
 

@@ -9,12 +9,11 @@ from pathlib import Path
 
 from etils import epath
 
-from icl_jax import mirror
 from icl_jax.config import ConfigError, ExperimentConfig
 from icl_jax.corpus.tokenizers import Tokenizer, load
-from icl_jax.example_design.arms import is_arm
-from icl_jax.retrieval.design_folders import DesignFolders, design_workdir
-from icl_jax.storage import is_remote
+from icl_jax.design.folders import DesignFolders, design_workdir, is_arm
+from icl_jax.files import mirror
+from icl_jax.files.remote import is_remote
 from icl_jax.training import checkpoint
 
 _FILES = (("tokenizer.json",), ("vocab.json", "merges.txt"))

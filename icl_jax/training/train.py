@@ -10,12 +10,11 @@ from jax.experimental import multihost_utils
 from jax.sharding import Mesh
 import optax
 
-from icl_jax import mirror
 from icl_jax.config import ExperimentConfig, StoppedError
 from icl_jax.data.input_pipeline import Data, make_batches
-from icl_jax.folder_lock import alone_in
+from icl_jax.files import mirror
+from icl_jax.files.folder_lock import alone_in
 from icl_jax.models import abstract, huggingface
-from icl_jax.parallel_hosts import by_leader
 from icl_jax.sharding import make_mesh, own_rows, put_rows
 from icl_jax.training import checkpoint
 from icl_jax.training.checks import check_run, is_huggingface
@@ -32,6 +31,7 @@ from icl_jax.training.train_state import (
     compile_train_step,
     init_state,
 )
+from icl_jax.workers.hosts import by_leader
 
 
 def train(config: ExperimentConfig, workdir: epath.Path, brief: bool = False) -> TrainState:

@@ -13,9 +13,9 @@ from icl_jax.corpus.documents import Document
 from icl_jax.corpus.files import describe_files, find_files
 from icl_jax.corpus.sentences import split_document
 from icl_jax.corpus.shards import plan_shards
-from icl_jax.evaluation.question_prompts import read_questions
-from icl_jax.evaluation.question_scores import exact_match
 from icl_jax.evaluation.tables import describe_source
+from icl_jax.evaluation.tasks.questions.prompts import read_questions
+from icl_jax.evaluation.tasks.questions.scores import exact_match
 from tests.corpus import corpora
 
 SOURCE = "builtin:encyclopaedia"

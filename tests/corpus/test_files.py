@@ -5,7 +5,7 @@ import os
 import pytest
 
 from icl_jax.config import ConfigError, CorpusConfig
-from icl_jax.config_tree import validate
+from icl_jax.config.tree import validate
 from icl_jax.corpus import files, shards
 from icl_jax.corpus.files import describe_files, find_files
 from icl_jax.corpus.shards import plan_shards

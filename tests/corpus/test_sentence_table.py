@@ -21,7 +21,7 @@ from icl_jax.corpus.sentence_table import SentenceTable, build_table
 from icl_jax.corpus.sentences import split_document
 from icl_jax.corpus.tokenizers import Tokenizer
 from icl_jax.corpus.train_tokenizer import sample_sentences, train
-from icl_jax.parallel import Runner
+from icl_jax.workers.local import Runner
 from tests.corpus import corpora
 
 DOCUMENTS = corpora.make_documents(41)
@@ -150,7 +150,7 @@ from pathlib import Path
 from icl_jax.config import CorpusConfig
 from icl_jax.corpus import sentence_table
 from icl_jax.corpus.sentence_shards import make_shard
-from icl_jax.parallel import Runner
+from icl_jax.workers.local import Runner
 
 def slow(*task):
     time.sleep(0.2)

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import numpy as np
 
-from icl_jax.evaluation.sts_files import SUBSETS
+from icl_jax.evaluation.tasks.sts.files import SUBSETS
 
 TEXT = "Ada lives by the old river mill stands at bridge ferry sank in 1903 they say"
 WORDS = TEXT.split()

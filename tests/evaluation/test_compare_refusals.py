@@ -7,10 +7,10 @@ import numpy as np
 import pytest
 
 from icl_jax.config import ConfigError, StageError
-from icl_jax.evaluation.compare import compare, parse_runs
-from icl_jax.evaluation.compare_table import make_markdown
-from icl_jax.step_folder import write_json
-from tests.evaluation.test_compare import (  # noqa: F401
+from icl_jax.evaluation.compare.compare import compare, parse_runs
+from icl_jax.evaluation.compare.table import make_markdown
+from icl_jax.files.step_folder import write_json
+from tests.evaluation.compare.test_compare import (  # noqa: F401
     question_rows,
     questions,
     sts,

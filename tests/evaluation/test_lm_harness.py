@@ -13,8 +13,8 @@ from lm_eval.tasks import TaskManager
 
 from icl_jax.config import ConfigError, StageError
 from icl_jax.evaluation import lm_harness
+from icl_jax.evaluation.generation.sampling import Sampling
 from icl_jax.evaluation.lm_harness import IclJaxLM, read_settings
-from icl_jax.evaluation.sampling import Sampling
 from tests.evaluation import small
 
 ROWS = [

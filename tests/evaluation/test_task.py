@@ -8,7 +8,7 @@ import pytest
 from icl_jax.config import ConfigError, StageError
 from icl_jax.evaluation import evaluate as stage
 from icl_jax.evaluation.task import read_finished, read_rows, run_task
-from icl_jax.step_folder import OtherInputsError
+from icl_jax.files.step_folder import OtherInputsError
 from tests.evaluation import small
 
 MODEL = {"kind": "model folder", "checksum": "0"}

@@ -15,15 +15,15 @@ from icl_jax.config import (
     OptimizerConfig,
     TrainingConfig,
 )
-from icl_jax.config_tree import find_problems
+from icl_jax.config.tree import find_problems
 from icl_jax.data.mixture import Mixture
+from icl_jax.design.folders import design_workdir
 from icl_jax.experiment.branches import (
     has_trunk,
     plan_branches,
     trunk_checkpoint,
     trunk_config,
 )
-from icl_jax.retrieval.design_folders import design_workdir
 from icl_jax.training.checks import check_run
 from tests.training.small import experiment, write_source
 

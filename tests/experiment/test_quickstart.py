@@ -7,7 +7,7 @@ import runpy
 from etils import epath
 import pytest
 
-from icl_jax.config_tree import validate
+from icl_jax.config.tree import validate
 from icl_jax.experiment.stages import default_stages, run_stages
 
 CONFIG = Path(__file__).parents[2] / "configs" / "quickstart.py"

@@ -18,17 +18,17 @@ from icl_jax.config import (
     MeshConfig,
     SearchConfig,
 )
-from icl_jax.example_design.build import design
+from icl_jax.design.folders import DesignFolders
+from icl_jax.design.stage import design
 from icl_jax.experiment.stages import run_stages
+from icl_jax.files.step_folder import read_results
 from icl_jax.models import huggingface
-from icl_jax.retrieval.design_folders import DesignFolders
-from icl_jax.step_folder import read_results
 from tests.a_job import end_job, start_job
-from tests.example_design.test_kill_design import assert_same
+from tests.design.test_find_related import experiment, write_corpus
+from tests.design.test_kill_design import assert_same
 from tests.experiment.test_stages import STAGES, small_experiment
 from tests.models.small import make_model
 from tests.retrieval.small_encoder import make_sentence_folder
-from tests.retrieval.test_find_related import experiment, write_corpus
 
 pytestmark = pytest.mark.slow  # test_parallel_hosts.py has what joins the processes
 DEVICES = 4  # of each process

@@ -25,8 +25,8 @@ from icl_jax.experiment.branches import plan_branches
 from icl_jax.experiment.stages import run_stages
 from icl_jax.sharding import make_mesh
 from icl_jax.training import train as training
+from tests.design.small_build import small_config
 from tests.evaluation.small import gpt_folder
-from tests.example_design.small_build import small_config
 
 STAGES = ("design", "train", "evaluate")
 STEPS, MORE = 4, 2

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from icl_jax.config import ConfigError, GPTConfig, MeshConfig, RobertaConfig
-from icl_jax.config_tree import validate
+from icl_jax.config.tree import validate
 from icl_jax.models import splash
 from icl_jax.models.attention import attend, locate
 from icl_jax.models.layers import make_cache

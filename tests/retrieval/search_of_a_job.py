@@ -7,12 +7,13 @@ from pathlib import Path
 import pickle
 import sys
 
+from icl_jax.cli import ends_in_one_line
 from icl_jax.config import StageError
-from icl_jax.distributed import ends_with_job, job_place, join_job
-from icl_jax.flag_errors import ends_in_one_line
-from icl_jax.parallel_hosts import by_leader
-from icl_jax.retrieval import search_jax, search_shards
-from icl_jax.retrieval.find_related import find_related
+from icl_jax.design.find_related import find_related
+from icl_jax.retrieval.search import jax_engine as search_jax
+from icl_jax.retrieval.search import search as search_shards
+from icl_jax.workers.hosts import by_leader
+from icl_jax.workers.job import ends_with_job, job_place, join_job
 
 
 def find(config, workdir: Path) -> None:

@@ -7,11 +7,11 @@ import pyarrow as pa
 import pytest
 
 from icl_jax.config import EncoderConfig, StageError
+from icl_jax.files.step_folder import read_results
 from icl_jax.retrieval import embeddings
 from icl_jax.retrieval.embeddings import embed_shard, embed_table
-from icl_jax.retrieval.encoders import fit_tfidf, open_encoder
+from icl_jax.retrieval.encoders.encoder import fit_tfidf, open_encoder
 from icl_jax.retrieval.vectors import normalise, shard_file
-from icl_jax.step_folder import read_results
 
 SHARDS = [["one", "three"], ["seventeen", "two", "eleven"], ["nine"]]
 

@@ -15,7 +15,7 @@ from tokenizers.models import BPE
 from tokenizers.processors import RobertaProcessing
 
 from icl_jax.config import EncoderConfig, MeshConfig
-from icl_jax.retrieval.encoders import open_encoder
+from icl_jax.retrieval.encoders.encoder import open_encoder
 from icl_jax.retrieval.vectors import normalise
 from icl_jax.sharding import make_mesh
 

@@ -2,6 +2,7 @@ import numpy as np
 import pytest
 
 from icl_jax.config import StageError
+from icl_jax.files.step_folder import write_json
 from icl_jax.retrieval.neighbours import (
     Neighbours,
     shard_counts,
@@ -9,7 +10,6 @@ from icl_jax.retrieval.neighbours import (
     share_found,
     write_shard,
 )
-from icl_jax.step_folder import write_json
 
 
 def write(folder):

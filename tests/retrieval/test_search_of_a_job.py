@@ -9,14 +9,14 @@ import pyarrow as pa
 import pytest
 
 from icl_jax.config import MeshConfig, SearchConfig
-from icl_jax.retrieval.design_folders import DesignFolders
-from icl_jax.retrieval.find_related import find_related
-from icl_jax.retrieval.search_jax import _needed
+from icl_jax.design.find_related import find_related
+from icl_jax.design.folders import DesignFolders
+from icl_jax.files.step_folder import read_results
+from icl_jax.retrieval.search.jax_engine import _needed
 from icl_jax.retrieval.vectors import Vectors
 from icl_jax.sharding import make_mesh
-from icl_jax.step_folder import read_results
 from tests.a_job import end_job, start_job
-from tests.retrieval.test_find_related import experiment, write_corpus
+from tests.design.test_find_related import experiment, write_corpus
 
 PROCESSES, DEVICES = 2, 2
 

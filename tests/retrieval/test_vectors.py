@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 
 from icl_jax.config import StageError
+from icl_jax.files.step_folder import write_json
 from icl_jax.retrieval.vectors import Vectors, save_shard
-from icl_jax.step_folder import write_json
 
 
 @pytest.fixture

@@ -26,7 +26,8 @@ def gcs(_server, tmp_path, monkeypatch):
     import fsspec
     from gcsfs import GCSFileSystem, retry
 
-    from icl_jax import mirror, storage
+    from icl_jax.files import mirror
+    from icl_jax.files import remote as storage
 
     monkeypatch.setitem(fsspec.config.conf, "gcs", {"token": "anon", "use_listings_cache": False})
     monkeypatch.setenv("ICL_JAX_MIRROR", str(tmp_path / "mirror"))

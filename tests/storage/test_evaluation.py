@@ -9,16 +9,16 @@ from types import SimpleNamespace
 from etils import epath
 import pytest
 
-from icl_jax import mirror
 from icl_jax.config import ConfigError, EncoderConfig, StageError
-from icl_jax.evaluation.compare import compare
+from icl_jax.design.export import _check as check_export
+from icl_jax.evaluation.compare.compare import compare
 from icl_jax.evaluation.evaluate import evaluate_run, open_tasks
-from icl_jax.evaluation.natural_questions import NaturalQuestions
 from icl_jax.evaluation.subject import open_subject
-from icl_jax.example_design.export import _check as check_export
+from icl_jax.evaluation.tasks.questions.task import NaturalQuestions
+from icl_jax.files import mirror
+from icl_jax.files.remote import StorageError
 from icl_jax.models import huggingface
-from icl_jax.retrieval.encoder_folder import read_encoder_folder
-from icl_jax.storage import StorageError
+from icl_jax.retrieval.encoders.folder import read_encoder_folder
 from icl_jax.training import export
 from icl_jax.training.checks import check_run
 from tests.evaluation import small
@@ -171,8 +171,8 @@ def test_a_model_folder_in_a_bucket_is_the_model_that_it_is_on_a_disk(gcs, tmp_p
     source = write_source(tmp_path / "records", [[5, 6, 7, 0]] * 20)
     check_run(experiment(source, model=here.config, start_from=url), epath.Path(tmp_path / "run"))
     with pytest.raises(StageError, match=f"--to must be a local folder, got {url}; copy it"):
-        monkeypatch.setattr("icl_jax.example_design.export.read_inputs", lambda f: {"layout": ""})
-        monkeypatch.setattr("icl_jax.example_design.export.read_results",
+        monkeypatch.setattr("icl_jax.design.export.read_inputs", lambda f: {"layout": ""})
+        monkeypatch.setattr("icl_jax.design.export.read_results",
                             lambda f: {"longest_group": 1})  # fmt: skip
         check_export(epath.Path("arm"), "arm", url, 8)
 

@@ -10,13 +10,14 @@ from etils import epath
 import jax
 import pytest
 
-from icl_jax import mirror
 from icl_jax.config import PerplexityConfig
-from icl_jax.evaluation import compare, task
+from icl_jax.evaluation import task
+from icl_jax.evaluation.compare import compare
 from icl_jax.experiment.stages import run_stages
-from tests.experiment import test_rounds
+from icl_jax.files import mirror
+from tests.design.test_find_related import write_corpus
+from tests.experiment.rounds import test_rounds
 from tests.experiment.test_stages import STAGES, small_experiment
-from tests.retrieval.test_find_related import write_corpus
 from tests.storage.test_runs import ARM, WORK
 
 pytestmark = pytest.mark.slow

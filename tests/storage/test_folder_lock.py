@@ -7,11 +7,12 @@ import threading
 from etils import epath
 import pytest
 
-from icl_jax import folder_lock, mirror, storage
 from icl_jax.config import StageError
-from icl_jax.folder_lock import alone_in
+from icl_jax.files import folder_lock, mirror
+from icl_jax.files import remote as storage
+from icl_jax.files.folder_lock import alone_in
 from icl_jax.training.train import train
-from tests.test_folder_lock import start_holder
+from tests.files.test_folder_lock import start_holder
 from tests.training import small
 
 URL = "gs://bucket/run"

@@ -16,9 +16,9 @@ from etils import epath
 import jax
 import pytest
 
-from icl_jax import mirror
 from icl_jax.config import BranchesConfig, DataConfig, MeshConfig, TrainingConfig
 from icl_jax.experiment.stages import run_stages
+from icl_jax.files import mirror
 from tests.experiment.test_stages import small_experiment
 from tests.storage.test_runs import (
     COMMAND,

@@ -14,20 +14,20 @@ import jax
 import numpy as np
 import pytest
 
-from icl_jax import mirror
 from icl_jax.config import ExamplesConfig
 from icl_jax.data.tfrecord import scan_records
-from icl_jax.example_design import explain
-from icl_jax.example_design.build import design
-from icl_jax.example_design.export import export
+from icl_jax.design.explain import explain
+from icl_jax.design.export import export
+from icl_jax.design.folders import DesignFolders
+from icl_jax.design.stage import design
+from icl_jax.files import mirror
+from icl_jax.files.remote import StorageError
 from icl_jax.retrieval import show
-from icl_jax.retrieval.design_folders import DesignFolders
-from icl_jax.storage import StorageError
 from icl_jax.training import checkpoint
 from icl_jax.training import train as train_module
 from icl_jax.training.run_record import last_step
 from icl_jax.training.train import train
-from tests.retrieval.test_find_related import experiment, write_corpus
+from tests.design.test_find_related import experiment, write_corpus
 from tests.training import small
 
 ROOT = Path(__file__).parents[2]

@@ -13,7 +13,6 @@ import fsspec
 import numpy as np
 import pytest
 
-from icl_jax import storage
 from icl_jax.config import ConfigError, CorpusConfig, ExperimentConfig, StageError
 from icl_jax.corpus.documents import read_documents
 from icl_jax.corpus.files import describe_files
@@ -23,7 +22,8 @@ from icl_jax.data.shard_index import load_indexes
 from icl_jax.data.shards import Shards, find_shards
 from icl_jax.data.tfrecord import encode_example, write_records
 from icl_jax.experiment.stages import run_stages
-from icl_jax.step_folder import beside, write_json
+from icl_jax.files import remote as storage
+from icl_jax.files.step_folder import beside, write_json
 
 FILE = "gs://bucket/folder/file"
 
@@ -217,7 +217,7 @@ def test_an_error_while_a_file_is_made_sends_nothing(gcs):
 def test_a_process_that_is_killed_while_it_sends_leaves_the_old_object(gcs):
     gcs.put("bucket/folder/file", b"the old one")
     gcs.fail("POST", "uploadType", "hang")
-    code = f"from icl_jax import storage; storage.write_bytes({FILE!r}, b'new' * 1_000_000)"
+    code = f"from icl_jax.files import remote; remote.write_bytes({FILE!r}, b'new' * 1_000_000)"
     writer = subprocess.Popen([sys.executable, "-c", code])
     while not gcs.failures[0].requests:
         assert writer.poll() is None

@@ -9,8 +9,9 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from icl_jax import live_files, storage
 from icl_jax.config import ConfigError
+from icl_jax.files import growing as live_files
+from icl_jax.files import remote as storage
 from icl_jax.training import checkpoint
 from icl_jax.training.goodput import Goodput
 from icl_jax.training.metrics import MetricsLog

@@ -12,7 +12,7 @@ from icl_jax.experiment.branches import plan_branches
 from icl_jax.studies import pods, pods_cells, pods_measure, pods_table
 from icl_jax.studies.pods_cells import CONFIGS, Cell, inputs_of, read_config, write_cell
 from icl_jax.studies.pods_slices import ONE_CHIP, SLICES, generation_of, num_chips, slice_of
-from icl_jax.training.compile_for_tpu import GB, GENERATIONS
+from icl_jax.tpu.compile import GB, GENERATIONS
 
 ROOT = Path(__file__).parents[2]
 needs_libtpu = pytest.mark.skipif(importlib.util.find_spec("libtpu") is None, reason="no libtpu")

@@ -6,7 +6,7 @@ import pytest
 
 from icl_jax.config import ConfigError
 from icl_jax.studies.results import fill_page, main
-from tests.experiment.test_report import questions
+from tests.experiment.report.test_report import questions
 
 
 def write_experiment(workdir, **right):

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from icl_jax.config_problems import STS_SETS
+from icl_jax.config.evaluation import STS_SETS
 from icl_jax.studies.table1_report import (
     PAPER,
     Setting,

@@ -14,10 +14,10 @@ import numpy as np
 import pytest
 
 from icl_jax.config import ConfigError, MeshConfig
-from icl_jax.distributed import join_job
 from icl_jax.sharding import make_mesh
 from icl_jax.training.checkpoint import load_model
 from icl_jax.training.train import train
+from icl_jax.workers.job import join_job
 from tests.a_job import end_job, start_job
 from tests.training.killed import get_config
 from tests.training.test_train import assert_close

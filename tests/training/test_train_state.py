@@ -11,7 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from icl_jax.config_tree import from_dict, to_dict
+from icl_jax.config.tree import from_dict, to_dict
 from icl_jax.models import abstract, create
 from icl_jax.sharding import make_mesh
 from icl_jax.training.optimizer import learning_rate, make_optimizer

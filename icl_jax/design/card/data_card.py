@@ -1,0 +1,150 @@
+"""The data card: what a finished design stage made, from what, at which cost, with samples.
+
+`card.json` holds all of it for programs, `card.html` (see `page.py`) for people.
+"""
+
+import importlib.metadata
+import json
+import os
+from pathlib import Path
+import platform
+
+from icl_jax.corpus.table_results import BAD_DOCUMENTS
+from icl_jax.design.arms import ARMS, NEED_NEIGHBOURS, strategies_of
+from icl_jax.design.card.page import render_page
+from icl_jax.design.card.samples import take_samples
+from icl_jax.design.folders import DesignFolders
+from icl_jax.files.step_folder import beside, read_inputs, read_results, write_json
+
+_PACKAGES = ("jax", "numpy", "faiss-cpu", "sentencex", "tokenizers", "pyarrow", "scikit-learn")
+_BAD_SHOWN = 50  # documents
+_NOT_SHOWN = {"shard_sentences", "shard_documents"}  # as long as the corpus is large
+
+
+def write_card(workdir: str | os.PathLike) -> None:
+    """Writes `card.json` and `card.html` of a workdir whose arms are finished."""
+    folders = DesignFolders(workdir)
+    card = make_card(workdir)
+    write_json(folders.path / "card.json", card)
+    with beside(folders.card) as partial:
+        partial.write_text(render_page(card), encoding="utf-8")
+
+
+def make_card(workdir: str | os.PathLike) -> dict:
+    """All that the card tells. Apart from `cost` and `versions` it follows from the inputs."""
+    folders = DesignFolders(workdir)
+    config = json.loads(folders.config.read_text())
+    examples = config["examples"]
+    arms = {arm: _arm(folders, arm) for arm in examples["arms"]}
+    strategies = strategies_of(examples["arms"])
+    seed = read_inputs(folders.arms / next(iter(arms))).get("seed", 0)
+    overlap = _results(folders.overlap) if examples["evaluation_files"] else None
+    files = overlap["files"].values() if overlap else ()
+    overlapping = [sample["sentence"] for file in files for sample in file["samples"]]
+    shown = list(dict.fromkeys(ARMS[arm].strategy for arm in arms))
+    samples = take_samples(workdir, shown, examples["card_samples"], seed, overlapping)
+    return {
+        "corpus": _table(folders.corpus),
+        "queries": _table(folders.queries) if folders.has_queries else None,
+        "search": _results(folders.neighbours) if NEED_NEIGHBOURS & {*strategies} else None,
+        "entity_search": (
+            _results(folders.entity_neighbours) if "shared_entity" in strategies else None
+        ),
+        "strategies": {name: _strategy(folders.groups / name) for name in strategies},
+        "arms": arms,
+        "same_sentences": same_sentences(arms),
+        "overlap": overlap,
+        "cost": read_costs(folders, config),
+        "versions": read_versions(),
+        "inputs": _inputs(folders, overlap is not None),
+        "config": config,
+        **samples,
+    }
+
+
+def same_sentences(arms: dict[str, dict]) -> list[list[str]]:
+    """Which arms hold the same sentences, each as often: they differ in arrangement alone."""
+    by_content: dict[str, list[str]] = {}
+    for arm, results in arms.items():
+        by_content.setdefault(results["sentence_multiset"], []).append(arm)
+    return list(by_content.values())
+
+
+def read_costs(folders: DesignFolders, config: dict) -> list[dict]:
+    """Time and memory of each step that was measured, by the name of its folder."""
+    files = [(step, folders.path / step / "cost.json") for step in steps_of(config)]
+    return [{"step": step, **json.loads(file.read_text())} for step, file in files if file.exists()]
+
+
+def steps_of(config: dict) -> list[str]:
+    """The steps of a build in the order in which they run; a workdir may hold those of others."""
+    examples, asks = config["examples"], bool(config["queries"]["files"])
+    strategies = strategies_of(examples["arms"])
+    searches = bool(NEED_NEIGHBOURS & {*strategies})
+    signatures = ["neighbours_signatures/pool"] + ["neighbours_signatures/queries"] * asks
+    steps = ["tokenizer", "corpus"] + ["queries"] * asks
+    if searches:
+        steps += ["encoder"] * (not config["encoder"]["folder"])
+        steps += ["corpus_vectors"] + ["query_vectors"] * asks + signatures
+        steps += ["neighbours_pool"]
+        steps += ["neighbours_index"] * (config["search"]["engine"] == "faiss") + ["neighbours"]
+    for strategy in strategies:
+        if strategy == "shared_entity":
+            steps += ["entity_neighbours_terms"] + signatures * (not searches)
+            steps += ["entity_neighbours"]
+        steps += ["groups/document_path/path"] * (strategy == "document_path")
+        steps += [f"groups/{strategy}"]
+        judged = examples["gain_model"] and strategy in examples["gain_strategies"]
+        steps += [f"groups/{strategy}/gain"] * bool(judged)
+    steps += [f"arms/{arm}" for arm in examples["arms"]]
+    return steps + ["overlap"] * bool(examples["evaluation_files"])
+
+
+def read_versions() -> dict[str, str]:
+    """Of this package and those that decide what the files hold."""
+    found = {"python": platform.python_version()}
+    for package in ("icl_jax", *_PACKAGES):
+        try:
+            found[package] = importlib.metadata.version(package)
+        except importlib.metadata.PackageNotFoundError:
+            continue  # of a source tree that is not installed
+    return found
+
+
+def _table(folder: Path) -> dict:
+    """The results of a sentence table, and the first documents that could not be read."""
+    bad = folder / BAD_DOCUMENTS
+    lines = bad.read_text().splitlines()[:_BAD_SHOWN] if bad.exists() else []
+    return {**_results(folder), "first_bad_documents": [json.loads(line) for line in lines]}
+
+
+def _arm(folders: DesignFolders, arm: str) -> dict:
+    return {**ARMS[arm]._asdict(), **_results(folders.arms / arm)}
+
+
+def _strategy(folder: Path) -> dict:
+    """Its results, and those of the gain filter where it is in force."""
+    kept = folder / "kept.json"
+    if not kept.exists():
+        return _results(folder)
+    gain = _results(folder / "gain") | json.loads(kept.read_text())
+    return _results(folder) | {"gain": gain}
+
+
+def _results(folder: Path) -> dict | None:
+    results = read_results(folder)
+    return results and {name: results[name] for name in results if name not in _NOT_SHOWN}
+
+
+def _inputs(folders: DesignFolders, overlap: bool) -> dict:
+    """Files with size and checksum, fingerprints of what was made or taken from elsewhere."""
+    found = {"corpus files": read_inputs(folders.corpus).get("files")}
+    if folders.has_queries:
+        found["query files"] = read_inputs(folders.queries).get("files")
+    if overlap:
+        found["evaluation files"] = read_inputs(folders.overlap)["files"]
+    found["sentences"] = read_results(folders.corpus)["fingerprint"]
+    found["tokenizer"] = read_results(folders.tokenizer)
+    if folders.corpus_vectors.exists():
+        found["encoder"] = read_inputs(folders.corpus_vectors).get("encoder")
+    return found

@@ -1,0 +1,1 @@
+"""What of the evaluation data stands in the corpus."""

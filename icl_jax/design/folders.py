@@ -1,0 +1,92 @@
+"""Where the design stage keeps what; light enough for every worker process to import."""
+
+import json
+import os
+
+from etils import epath
+
+from icl_jax.config import DesignConfig, ExamplesConfig, StageError
+from icl_jax.config.design import PACKED
+from icl_jax.design.arms import ARMS
+from icl_jax.files import mirror
+from icl_jax.files.remote import is_remote
+from icl_jax.files.step_folder import absolute
+from icl_jax.workers.local import Runner
+
+# What tells how far a design is: all that is fetched of one at a URL before a step is opened.
+_TOLD = frozenset({"inputs.json", "results.json", "config.json", "kept.json"})
+PREFIX = "design:"  # a source called design:contiguous is that arm of the same workdir
+BRANCHES = "branches"  # of a workdir: the workdirs of the runs that branch off
+
+
+class DesignFolders:
+    """Where the steps of the design stage lie in a workdir; of one at a URL, its local copy."""
+
+    def __init__(self, workdir: str | os.PathLike):
+        self._place = epath.Path(workdir) / "design"
+        self.path = mirror.local_folder(self._place)
+        self.config = self.path / "config.json"
+        self.tokenizer = self.path / "tokenizer"
+        self.corpus = self.path / "corpus"
+        self.queries = self.path / "queries"  # not there where the corpus is searched with itself
+        self.encoder = self.path / "encoder"  # not there where the encoder is a published one
+        self.corpus_vectors = self.path / "corpus_vectors"
+        self.query_vectors = self.path / "query_vectors"
+        self.neighbours = self.path / "neighbours"
+        self.entity_neighbours = self.path / "entity_neighbours"  # of the strategy shared_entity
+        self.groups = self.path / "groups"  # a folder for each strategy
+        self.arms = self.path / "arms"  # a folder of records for each arm
+        self.overlap = self.path / "overlap"
+        self.card = self.path / "card.html"
+        # Of workers elsewhere: where they leave their results.
+        self.beam = self.path / "beam"
+        if is_remote(workdir):
+            self.beam = self.path.with_name(f"{self.path.name}-beam")  # nothing to be kept
+            mirror.fetch(self.path, _TOLD)
+            mirror.fetch(self.tokenizer)
+
+    def runner(self, design: DesignConfig) -> Runner:
+        """What works on the shards."""
+        return Runner.of(design, self.beam, str(self._place))
+
+    @property
+    def has_queries(self) -> bool:
+        """Whether the sentences of a task ask, not those of the corpus."""
+        return bool(json.loads(self.config.read_text())["queries"]["files"])
+
+
+def shard_bytes_of(design: DesignConfig) -> int:
+    """How much text a shard has."""
+    return max(1, round(design.shard_megabytes * 1e6))
+
+
+def design_workdir(workdir: epath.PathLike) -> epath.Path:
+    """The workdir whose design a run reads: its own, or that of the run it branched off."""
+    own = absolute(workdir)
+    is_branch = own.parent.name == BRANCHES and not (own / "design").exists()
+    return own.parent.parent if is_branch else epath.Path(workdir)
+
+
+def is_arm(source: str) -> bool:
+    """Whether a source of training is an arm of the workdir's own design stage."""
+    return source.startswith(PREFIX)
+
+
+def arm_folder(workdir: epath.PathLike, arm: str) -> epath.Path:
+    """The records of an arm that was built; stops, with those that were, if it was not."""
+    folder = design_workdir(workdir) / "design" / "arms" / arm
+    if not (folder / "results.json").exists():
+        built = sorted(path.parent.name for path in folder.parent.glob("*/results.json"))
+        known = arm in ARMS
+        raise StageError(
+            f"there is no arm '{arm}' in {folder.parent}; there are: "
+            f"{', '.join(built) or 'none'}. "
+            + ("Add it to design.examples.arms and run --stages=design" if known
+               else f"Arms that can be built: {', '.join(ARMS)}")
+        )  # fmt: skip
+    return folder
+
+
+def planned_rows(examples: ExamplesConfig, arm: str) -> str:
+    """What a row of this arm holds by the config of a design; running text is always packed."""
+    return examples.rows if ARMS[arm].has_queries else PACKED

@@ -1,0 +1,1 @@
+"""Groups that a model finds easier in context than apart."""

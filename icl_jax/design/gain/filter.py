@@ -1,0 +1,278 @@
+"""Keeps a group only if a model finds its sentences easier in context than apart.
+
+In context the group is one example; apart, each of its pieces is one. Both sides are asked for the
+same tokens: a GPT for those that follow another token of their sentence, a RoBERTa for the same
+masked ones, special tokens never. The gain is the loss apart less that in context, in nats a token.
+
+A piece is a sentence. Only where whole documents were put into one context (document_path) it is
+all that the context has of a document: what is judged is which documents came together, not that
+sentences of one document go well together. A group of one piece has no gain (NaN) and is kept.
+"""
+
+from collections.abc import Callable, Iterator
+import itertools
+import json
+from pathlib import Path
+import threading
+
+from jax.sharding import Mesh
+import numpy as np
+
+from icl_jax.config import ExamplesConfig, MeshConfig, StageError
+from icl_jax.config.tree import from_dict, to_dict
+from icl_jax.corpus.tokenizers import Tokenizer, open_tokenizer
+from icl_jax.design.folders import DesignFolders
+from icl_jax.design.gain.inputs import model_checksum
+from icl_jax.design.gain.model import check_gain_model, open_gain_model
+from icl_jax.design.groups import Groups, GroupShard, keep_file, read_groups
+from icl_jax.design.records.layout import Marks, in_context
+from icl_jax.design.sentences import Sentences, open_sentences
+from icl_jax.files.mirror import remove
+from icl_jax.files.step_folder import StepFolder, beside, read_inputs, write_json
+from icl_jax.models.passage_losses import Passage, PassageLosses, ask
+from icl_jax.sharding import make_host_mesh
+from icl_jax.workers.local import KeptOpen, Runner, progress_bar, run_shards
+
+MASK_SHARE = 0.15  # of a sentence's tokens, at least one
+_EDGES = np.round(np.linspace(-2, 2, 41), 1)  # of the histogram; beyond: the bins at its ends
+_KEPT = "kept.json"
+_devices = threading.Lock()  # a worker may have threads; one shard at a time has its devices
+
+
+def filter_groups(
+    folder: Path,
+    examples: ExamplesConfig,
+    limit: int,
+    mesh: Mesh | None,
+    sentences: Sentences,
+    tokenizer: Tokenizer,
+    runner: Runner | None = None,
+    workdir: str = "",
+    whole_documents: bool = False,
+) -> dict:
+    """Writes beside the groups in `folder` which are kept, and to `folder`/gain what each gains.
+
+    Here the shards have the devices one after the other. Workers of Beam, and all hosts of a job,
+    open `workdir` and a model of their own, on a mesh cut as `mesh`. `whole_documents`: the pieces
+    are those of documents.
+    """
+    check_gain_model(examples, limit, tokenizer)
+    made_from = {
+        "groups": read_inputs(folder),
+        "limit": limit,
+        "model": model_checksum(examples.gain_model),
+        "pieces": "documents" if whole_documents else "sentences",
+    }
+    step = StepFolder(folder / "gain", made_from)
+    if step.results is None:
+        groups = Groups.open(folder)
+        sizes = [_count_passages(shard, sentences, whole_documents) for shard in groups.shards]
+        missing = [i for i in range(len(sizes)) if not gain_file(folder, i).exists()]
+        todo = [sizes[i] for i in missing]
+        shown = {"initial": sum(sizes) - sum(todo), "unit": "passage", "desc": "gain"}
+        with progress_bar(total=sum(sizes), **shown) as bar:
+            if runner and runner.elsewhere:
+                model = _describe(examples.gain_model, limit, mesh, made_from["model"])
+                task = (workdir, sentences.fingerprint, tokenizer.fingerprint, model, str(folder))
+                tasks = [(*task, whole_documents, i) for i in missing]
+                run_shards(measure_in_worker, tasks, bar, todo, runner, whole_host=True)
+            elif missing:
+                model = open_gain_model(examples.gain_model, limit, mesh)
+                for i in missing:
+                    shard, options = groups.shards[i], (whole_documents, bar.update)
+                    _save(
+                        gain_file(folder, i), measure(shard, sentences, tokenizer, model, *options)
+                    )
+        step.complete(_summary(folder, len(groups.shards)))
+    return step.results | _keep(folder, step.results, examples.min_gain)
+
+
+def keep_all(folder: Path) -> None:
+    """Lets the groups in `folder` pass that a filter left out; what they gain stays known."""
+    for file in (folder / _KEPT, *folder.glob("keep-*.npy")):
+        remove(file)
+
+
+def measure(
+    shard: GroupShard,
+    sentences: Sentences,
+    tokenizer: Tokenizer,
+    model: PassageLosses,
+    whole_documents: bool = False,
+    progress: Callable[[int], None] = lambda count: None,
+) -> np.ndarray:
+    """The gain of each group in nats per token (float32); NaN where there is nothing to compare."""
+    begins, pieces = _pieces(shard, sentences, whole_documents)
+    reader = _Reader(shard, sentences, begins, tokenizer, model.masked)
+    rows = np.flatnonzero(pieces > 1).tolist()
+    together = model.losses(map(reader.together, rows), len(shard), progress)
+    apart = itertools.chain.from_iterable(map(reader.apart, rows))
+    apart = model.losses(apart, len(shard), progress)
+    lost = apart.sums - together.sums
+    wrong = np.flatnonzero(~np.isfinite(lost))
+    if len(wrong):
+        raise StageError(
+            f"design.examples.gain_model gives no finite loss to {len(wrong)} of {len(shard)} "
+            "groups; look at its weights"
+        )
+    with np.errstate(invalid="ignore"):  # 0 / 0
+        return (lost / together.counts).astype(np.float32)
+
+
+def measure_in_worker(
+    workdir: str,
+    fingerprint: str,
+    tokenizer: str,
+    model: str,
+    folder: str,
+    whole_documents: bool,
+    index: int,
+    progress: Callable[[int], None] = lambda count: None,
+) -> None:
+    """As `measure`, of names alone, into the file of the gains; the model stays for the next shard.
+
+    `fingerprint` is that of the sentences, `tokenizer` that of the workdir's.
+    """
+    with _devices:
+        sentences = open_sentences(workdir, fingerprint)
+        reader = open_tokenizer(str(DesignFolders(workdir).tokenizer), tokenizer)
+        shard = read_groups(Path(folder), index)
+        gains = measure(shard, sentences, reader, _open_model(model), whole_documents, progress)
+        _save(gain_file(Path(folder), index), gains)
+
+
+class _Reader:
+    """The groups of a shard as the model reads them; `begins`: which sentences begin a piece."""
+
+    def __init__(
+        self,
+        shard: GroupShard,
+        sentences: Sentences,
+        begins: np.ndarray,
+        tokenizer: Tokenizer,
+        masked: bool,
+    ):
+        self.shard, self.sentences, self.begins = shard, sentences, begins
+        self.marks, self.masked = Marks.of(tokenizer), masked
+        self.mask_id = tokenizer.mask_id if masked else None
+
+    def together(self, row: int) -> Passage:
+        """The group as one example."""
+        tokens, chosen, _ = self._choose(row)
+        return ask(tokens, chosen, row, self.mask_id)
+
+    def apart(self, row: int) -> Iterator[Passage]:
+        """Each of its pieces as an example."""
+        tokens, chosen, spans = self._choose(row)
+        begin = [] if self.marks.begin is None else [self.marks.begin]
+        for start, end in spans:
+            framed = np.concatenate([begin, tokens[start:end], [self.marks.end]]).astype(np.int32)
+            asked = np.zeros(len(framed), bool)
+            asked[len(begin) : -1] = chosen[start:end]
+            yield ask(framed, asked, row, self.mask_id)
+
+    def _choose(self, row: int) -> tuple[np.ndarray, np.ndarray, list[tuple[int, int]]]:
+        """Tokens of the example, which are asked for, and from where to where pieces reach."""
+        tokens, starts = in_context(self.sentences, self.shard, row, self.marks)
+        special = np.isin(tokens, [mark for mark in self.marks if mark is not None])
+        members = slice(self.shard.offsets[row], self.shard.offsets[row + 1])
+        ends, chosen, spans = [*starts[1:], len(tokens)], np.zeros(len(tokens), bool), []
+        for sentence, begins, start, end in zip(
+            self.shard.ids[members], self.begins[members], starts, ends, strict=True
+        ):
+            while end > start and special[end - 1]:
+                end -= 1
+            chosen[start:end] = self._asked(sentence, end - start)
+            spans.append((start, end) if begins else (spans.pop()[0], end))
+        return tokens, chosen, spans
+
+    def _asked(self, sentence: int, length: int) -> np.ndarray:
+        """Which tokens of a sentence are asked for, the same wherever it stands."""
+        if not self.masked:
+            return np.arange(length) > 0
+        draw = np.random.RandomState(sentence % 2**32).random_sample(length)
+        return (draw < MASK_SHARE) | (draw == draw.min(initial=1))
+
+
+def gain_file(folder: Path, shard: int) -> Path:
+    """Where the gains of a shard of the groups in `folder` lie."""
+    return folder / "gain" / f"gain-{shard:05d}.npy"
+
+
+def _pieces(
+    shard: GroupShard, sentences: Sentences, whole_documents: bool
+) -> tuple[np.ndarray, np.ndarray]:
+    """Whether each sentence begins a piece, and how many pieces each group has."""
+    begins = np.ones(len(shard.ids), bool)
+    if whole_documents:
+        documents = sentences.documents_of(shard.ids)
+        begins[1:] = documents[1:] != documents[:-1]
+        begins[shard.offsets[:-1]] = True
+    return begins, np.diff(np.append(0, np.cumsum(begins))[shard.offsets])
+
+
+def _count_passages(shard: GroupShard, sentences: Sentences, whole_documents: bool) -> int:
+    """The groups of more than one piece, and all pieces of theirs."""
+    _, pieces = _pieces(shard, sentences, whole_documents)
+    return int((pieces[pieces > 1] + 1).sum())
+
+
+def _describe(folder: str, limit: int, mesh: Mesh | None, checksum: str) -> str:
+    """All that a worker needs to open the same model, on all devices of its own."""
+    axes = None if mesh is None else MeshConfig(-1, mesh.shape["fsdp"], mesh.shape["tensor"])
+    told = {"folder": folder, "limit": limit, "mesh": axes and to_dict(axes)}
+    return json.dumps(told | {"checksum": checksum})
+
+
+@KeptOpen
+def _open_model(described: str) -> PassageLosses:
+    told = json.loads(described)
+    if model_checksum(told["folder"]) != told["checksum"]:
+        raise StageError(
+            f"{told['folder']} holds another model for a worker than for the process that started "
+            "it; expected the same files under that path on every machine"
+        )
+    mesh = told["mesh"] and make_host_mesh(from_dict(told["mesh"]))
+    return open_gain_model(told["folder"], told["limit"], mesh)
+
+
+def _keep(folder: Path, results: dict, min_gain: float) -> dict:
+    """Tells which groups gain enough, in files that differ only; stops if there are none."""
+    shards = range(results["shards"])
+    keep = [~(np.load(gain_file(folder, shard)) <= min_gain) for shard in shards]
+    kept = sum(int(part.sum()) for part in keep)
+    if not kept and results["groups"]:
+        raise StageError(
+            f"of {results['groups']:,} groups in {folder} none gains more than {min_gain} nats a "
+            f"token; the median is {results['median_gain']}, the best {results['best_gain']}; "
+            "lower design.examples.min_gain, or give another design.examples.gain_model"
+        )
+    for shard in shards:
+        file = keep_file(folder, shard)
+        if not (file.exists() and np.array_equal(np.load(file), keep[shard])):
+            _save(file, keep[shard])
+    told = {"min_gain": min_gain, "kept": kept}
+    write_json(folder / _KEPT, told)
+    return told
+
+
+def _summary(folder: Path, num_shards: int) -> dict:
+    gains = [np.load(gain_file(folder, shard)) for shard in range(num_shards)]
+    gains = np.concatenate([np.empty(0, np.float32), *gains])
+    compared = gains[~np.isnan(gains)].astype(np.float64)
+    counts, _ = np.histogram(np.clip(compared, _EDGES[0], _EDGES[-1]), _EDGES)
+    told = {"mean_gain": np.mean, "median_gain": np.median, "best_gain": np.max}
+    return {
+        "shards": num_shards,
+        "groups": len(gains),
+        "not_compared": len(gains) - len(compared),
+        **{name: round(float(of(compared)), 4) if len(compared) else None
+           for name, of in told.items()},
+        "gain_edges": _EDGES.tolist(),
+        "gain_counts": counts.tolist(),
+    }  # fmt: skip
+
+
+def _save(file: Path, array: np.ndarray) -> None:
+    with beside(file) as partial, partial.open("wb") as opened:
+        np.save(opened, array)

@@ -1,0 +1,1 @@
+"""Groups to the records that training reads."""

@@ -1,0 +1,223 @@
+"""The records of an arm: its groups in one global shuffle, as sharded TFRecords with an index.
+
+In context, a record is a row: groups that fit share it, with ids 1, 2, ... in `group`, or it holds
+one group, if one query a row is asked for, which `results.json` then says to training. In batch, a
+record is one sentence; those of a group follow each other with the same `batch_group`. Besides
+tokens, a record has the sentences it holds: `sentence_ids`, `document_ids`, `similarities` (to the
+first of the group; NaN: none), and `sentence_starts`, where in `tokens` each begins.
+"""
+
+from collections.abc import Iterator
+import functools
+import json
+from pathlib import Path
+import zlib
+
+from etils import epath
+import numpy as np
+
+from icl_jax.config import StageError
+from icl_jax.config.design import ONE_QUERY, PACKED
+from icl_jax.corpus.tokenizers import Tokenizer
+from icl_jax.data.packing import count_rows
+from icl_jax.data.shard_index import ShardIndex, load_indexes
+from icl_jax.data.tfrecord import encode_example, write_records
+from icl_jax.design.folders import DesignFolders
+from icl_jax.design.groups import Groups, read_keep
+from icl_jax.design.records.counts import add_up, count_groups
+from icl_jax.design.records.layout import Example, Marks, in_batch, in_context
+from icl_jax.design.records.packing import Piece, join, pack_rows
+from icl_jax.design.records.tfds_metadata import write_metadata
+from icl_jax.design.sentences import Sentences, open_sentences
+from icl_jax.files.step_folder import StepFolder, beside, read_inputs, write_json
+from icl_jax.workers.local import Runner, progress_bar, run_shards
+
+LAYOUTS = {"in_context": in_context, "in_batch": in_batch}
+_BYTES_PER_TOKEN = 4  # of text, about
+_SHUFFLE = "shuffle.npy"  # the numbers of all groups that were kept, in the order of the records
+
+
+def write_arm(
+    workdir: str,
+    sentences: Sentences,
+    groups_folder: Path,
+    arm: str,
+    layout: str,
+    row_length: int,
+    seed: int,
+    shard_bytes: int,
+    runner: Runner,
+    folder: Path,
+    row_holds: str = PACKED,
+) -> dict:
+    """Writes what is missing of an arm's records; its results.
+
+    `groups_folder` is that of a strategy, `layout` a key of LAYOUTS, `row_length` the most tokens
+    of a record, `row_holds` one of ROWS. A shard has about `shard_bytes` of text.
+    """
+    groups = Groups.open(groups_folder)
+    tokenizer = Tokenizer.open(DesignFolders(workdir).tokenizer)
+    kept = [read_keep(groups_folder, i, len(shard)) for i, shard in enumerate(groups.shards)]
+    kept = np.concatenate([np.empty(0, bool), *kept])
+    inputs = {
+        "groups": read_inputs(groups_folder),
+        "kept": {"groups": int(kept.sum()), "crc": f"{zlib.crc32(np.packbits(kept)):08x}"},
+        "sentences": sentences.fingerprint,
+        "tokenizer": tokenizer.fingerprint,
+        "layout": layout,
+        "row_length": row_length,
+        "seed": seed,
+        "shard_bytes": shard_bytes,
+    }
+    if row_holds != PACKED:  # the designs of before say nothing of it
+        inputs["row_holds"] = row_holds
+    step = StepFolder(folder, inputs)
+    if step.results is None:
+        num_shards = _count_shards(sentences, groups.sizes[kept], shard_bytes)
+        order = _shuffle(np.flatnonzero(kept), seed, folder)
+        marks, key = Marks.of(tokenizer), f"{zlib.crc32(json.dumps(inputs).encode()):08x}"
+        tasks = [
+            (workdir, sentences.fingerprint, str(groups_folder), key, layout, marks, row_length,
+             row_holds, seed, str(record_file(folder, arm, index, num_shards)), index, num_shards)
+            for index in range(num_shards)
+        ]  # fmt: skip
+        counts = _make_shards(tasks, len(order), arm, folder, runner)
+        results = add_up(counts, row_length)
+        results |= {"groups_left_out": len(kept) - len(order), "row_holds": row_holds}
+        description = f"Training examples of the arm {arm}, at most {row_length} tokens each."
+        write_metadata(folder, arm, layout, description, counts)
+        step.complete(results)
+    return step.results
+
+
+def record_file(folder: Path, arm: str, index: int, num_shards: int) -> Path:
+    """Where the records of a shard lie."""
+    return folder / f"{arm}-train.tfrecord-{index:05d}-of-{num_shards:05d}"
+
+
+def make_record_shard(
+    workdir: str,
+    sentences_fingerprint: str,
+    groups_folder: str,
+    groups_fingerprint: str,
+    layout: str,
+    marks: Marks,
+    row_length: int,
+    row_holds: str,
+    seed: int,
+    file: str,
+    index: int,
+    num_shards: int,
+) -> None:
+    """Writes the records of one slice of the shuffled groups, their index and their counts."""
+    sentences = open_sentences(workdir, sentences_fingerprint)
+    groups = _open_groups(groups_folder, groups_fingerprint)
+    path = Path(file)
+    order = np.load(path.parent / _SHUFFLE, mmap_mode="r")
+    cuts = [len(order) * i // num_shards for i in (index, index + 1)]
+    numbers = order[slice(*cuts)].tolist()
+    pieces = [_pieces(sentences, groups, number, layout, marks, row_length) for number in numbers]
+    if layout == "in_context" and row_holds == ONE_QUERY:
+        records = (encode_example(join(group)) for group in pieces)
+    elif layout == "in_context":
+        records = _rows(pieces, row_length, (seed, index))
+    else:
+        records = _sentences_alone(numbers, pieces)
+    write_records(path, records)
+    # Reads all of it again, and so checks it.
+    (shard,) = load_indexes([epath.Path(path)], show_progress=False)
+    rows = len(shard)
+    if layout == "in_batch":
+        rows = _rows_of_training(shard, row_length, row_holds, seed)
+    counts = count_groups(pieces, row_length)
+    counts |= {"records": len(shard), "rows": rows, "bytes": shard.size}
+    write_json(_counts_file(path.parent, index), counts)
+
+
+def _count_shards(sentences: Sentences, sizes: np.ndarray, shard_bytes: int) -> int:
+    """By the number of sentences, taken to be of average length."""
+    if not len(sizes):
+        raise StageError(
+            "the gain filter left no group at all; lower design.examples.min_gain, or give another "
+            "design.examples.gain_model"
+        )
+    mean_tokens = 1 + sentences.num_tokens / len(sentences)
+    size = int(sizes.sum()) * mean_tokens * _BYTES_PER_TOKEN
+    return max(1, min(len(sizes), round(size / shard_bytes)))
+
+
+def _shuffle(numbers: np.ndarray, seed: int, folder: Path) -> np.ndarray:
+    """Stores these groups in random order; the same for all arms that have as many."""
+    order = np.random.RandomState(seed).permutation(numbers)
+    if not (folder / _SHUFFLE).exists():
+        with beside(folder / _SHUFFLE) as partial, partial.open("wb") as file:
+            np.save(file, order)
+    return order
+
+
+def _make_shards(
+    tasks: list[tuple], num_groups: int, arm: str, folder: Path, runner: Runner
+) -> list[dict]:
+    """Makes the shards that are not there; the counts of all."""
+    count = len(tasks)
+    sizes = np.diff([num_groups * i // count for i in range(count + 1)]).tolist()
+    left = [index for index in range(count) if not _counts_file(folder, index).exists()]
+    label = {"unit": "group", "unit_scale": True, "desc": f"records: {arm}"}
+    done = num_groups - sum(sizes[index] for index in left)
+    with progress_bar(total=num_groups, initial=done, **label) as bar:
+        chosen = [tasks[index] for index in left]
+        run_shards(make_record_shard, chosen, bar, [sizes[index] for index in left], runner)
+    return [json.loads(_counts_file(folder, index).read_text()) for index in range(count)]
+
+
+def _counts_file(folder: Path, index: int) -> Path:
+    """What was counted in a shard; it is written last, so that it says that the shard is done."""
+    return folder / f"counts-{index:05d}.json"
+
+
+@functools.lru_cache(maxsize=1)
+def _open_groups(folder: str, fingerprint: str) -> Groups:
+    """As `Groups.open`, kept from shard to shard."""
+    del fingerprint  # another one means that the folder was made anew
+    return Groups.open(Path(folder))
+
+
+def _pieces(
+    sentences: Sentences, groups: Groups, number: int, layout: str, marks: Marks, row_length: int
+) -> list[Piece]:
+    """The examples of a group."""
+    shard, row = groups.place(number)
+    ids, similarities = groups.of(number)
+    facts = (ids, sentences.documents_of(ids), similarities)
+    examples = LAYOUTS[layout](sentences, shard, row, marks)
+    if isinstance(examples, Example):
+        pieces = [Piece(examples, *facts)]
+    else:
+        pieces = [
+            Piece(example, *(values[i : i + 1] for values in facts))
+            for i, example in enumerate(examples)
+        ]
+    longest = max(len(piece.example.tokens) for piece in pieces)
+    if longest > row_length:
+        raise StageError(
+            f"group {number}, with the sentences {ids.tolist()}, makes an example of {longest} "
+            f"tokens, more than {row_length}; delete the folder of its groups and build them again"
+        )
+    return pieces
+
+
+def _rows(groups: list[list[Piece]], row_length: int, seed: tuple[int, int]) -> Iterator[bytes]:
+    lengths = np.array([len(piece.example.tokens) for (piece,) in groups])
+    for row in pack_rows(lengths, row_length, seed):
+        yield encode_example(join([groups[i][0] for i in row]))
+
+
+def _sentences_alone(numbers: list[int], groups: list[list[Piece]]) -> Iterator[bytes]:
+    for number, pieces in zip(numbers, groups, strict=True):
+        for piece in pieces:
+            yield encode_example({**join([piece]), "batch_group": [number]})
+
+
+def _rows_of_training(shard: ShardIndex, row_length: int, row_holds: str, seed: int) -> int:
+    """How many rows training makes of sentences in batch, by data.pack=True or a query a row."""
+    return count_rows(shard.tokens, shard.batch_group, row_length, row_holds == PACKED, seed)

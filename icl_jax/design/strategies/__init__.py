@@ -1,0 +1,1 @@
+"""Which sentences form a group: one module for each strategy, and what it needs."""

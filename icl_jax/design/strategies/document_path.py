@@ -1,0 +1,242 @@
+"""In-Context Pretraining: whole documents in the order of a walk over related ones, each once.
+
+After Shi et al., ICLR 2024: from an unvisited document of smallest degree, always on to the
+unvisited related one of largest weight; where there is none, the walk starts anew. Documents
+related to none come last, in random order. The path is cut into contexts at ends of sentences.
+"""
+
+from pathlib import Path
+
+import numpy as np
+
+from icl_jax.config import ConfigError, ExamplesConfig
+from icl_jax.corpus.tokenizers import Tokenizer, open_tokenizer
+from icl_jax.design.folders import DesignFolders
+from icl_jax.design.groups import (
+    Groups,
+    GroupShard,
+    group_file,
+    read_counts,
+    write_groups,
+)
+from icl_jax.design.records.layout import Marks
+from icl_jax.design.sentences import Sentences, open_sentences
+from icl_jax.design.strategies.document_duplicates import find_repeated, has_sketch, sketch_shard
+from icl_jax.design.strategies.document_graph import (
+    add_sides,
+    has_edges,
+    has_sides,
+    join_shards,
+    relate_shard,
+)
+from icl_jax.design.strategies.path_walk import walk
+from icl_jax.design.strategies.running_text import check_room, running_tokens
+from icl_jax.files.step_folder import StepFolder, beside, read_inputs
+from icl_jax.workers.local import Runner, progress_bar, run_shards
+
+_STOP = np.dtype(  # a document of the path, its sentences, and the weight that led to it
+    [("document", "<i8"), ("first", "<i8"), ("last", "<i8"), ("weight", "<f4")]
+)
+_SHOWN = 100  # near duplicates named in the results; `near_duplicates.npy` holds all
+
+
+def check_queries(has_queries: bool) -> None:
+    """Stops where the sentences of a task ask: the path needs neighbours within the corpus."""
+    if has_queries:
+        raise ConfigError(
+            "design.examples.arms: document_path walks over the neighbours of the corpus's own "
+            "sentences, but here the sentences of design.queries ask; leave design.queries.files "
+            "empty, or that arm out"
+        )
+
+
+def make_document_path(
+    workdir: str,
+    sentences: Sentences,
+    examples: ExamplesConfig,
+    duplicate_jaccard: float,
+    limit: int,
+    seed: int,
+    runner: Runner,
+    folder: Path,
+) -> Groups:
+    """The contexts of the path through all documents of the corpus but near duplicates."""
+    corpus, folders = sentences.corpus, DesignFolders(workdir)
+    check_queries(sentences.queries is not None)
+    made_from = {
+        "sentences": sentences.fingerprint,
+        "tokenizer": Tokenizer.open(folders.tokenizer).fingerprint,
+        "neighbours": read_inputs(folders.neighbours),
+        "duplicate_jaccard": duplicate_jaccard,
+        "path_diversity": examples.path_diversity,
+        "limit": limit,
+        "seed": seed,
+    }
+    step = StepFolder(folder, made_from)
+    if step.results is None:
+        options = {"duplicate_jaccard": duplicate_jaccard, "limit": limit, "seed": seed}
+        options["path_diversity"] = examples.path_diversity
+        results = _find_path(workdir, sentences, options, runner, folder / "path")
+        _cut_path(workdir, sentences, made_from["tokenizer"], limit, runner, folder)
+        results = {"shards": corpus.num_shards, "groups": 0, "sentences": 0, **results}
+        for index in range(corpus.num_shards):
+            for name, count in read_counts(folder, index).items():
+                results[name] = results.get(name, 0) + count
+        step.complete(results)
+    return Groups.open(folder)
+
+
+def write_part(
+    workdir: str,
+    fingerprint: str,
+    tokenizer: str,
+    limit: int,
+    folder: str,
+    index: int,
+    first: int,
+    last: int,
+) -> None:
+    """Writes the contexts of the documents from place `first` of the path to before `last`.
+
+    `tokenizer` is the fingerprint of the workdir's.
+    """
+    corpus = open_sentences(workdir, fingerprint).corpus
+    reader = open_tokenizer(str(DesignFolders(workdir).tokenizer), tokenizer)
+    marks = Marks.of(reader)
+    path = np.load(_path_file(Path(folder)), mmap_mode="r")[first:last]
+    encoded = [running_tokens(corpus, stop["first"], stop["last"], reader) for stop in path]
+    tokens = np.concatenate([np.empty(0, np.int32), *(found for found, _ in encoded)])
+    lengths = np.concatenate([np.empty(0, np.int64), *(np.diff(starts) for _, starts in encoded)])
+    sizes = path["last"] - path["first"]
+    ids = np.repeat(path["first"] - np.cumsum(sizes) + sizes, sizes) + np.arange(sizes.sum())
+    ends_document = np.zeros(len(ids), bool)
+    ends_document[np.cumsum(sizes) - 1] = True
+    offsets = cut(lengths, ends_document, limit, marks)
+
+    ends_context = np.zeros(len(ids), bool)
+    ends_context[offsets[1:] - 1] = True
+    marked = ends_document & (~ends_context if marks.begin is not None else True)
+    after = np.cumsum(lengths)[marked]
+    tokens = np.insert(tokens, after, np.where(ends_context, marks.end, marks.separator)[marked])
+    starts = np.append(0, np.cumsum(lengths + marked))
+    groups = GroupShard(
+        offsets,
+        ids,
+        np.repeat(path["weight"], sizes),
+        tokens,
+        starts[offsets],
+        starts[:-1] - np.repeat(starts[offsets[:-1]], np.diff(offsets)),
+    )
+    room = limit - (0 if marks.begin is None else marks.ends)
+    check_room(np.diff(groups.token_offsets).max(initial=0), room)
+    write_groups(Path(folder), index, groups)
+
+
+def cut(lengths: np.ndarray, ends_document: np.ndarray, limit: int, marks: Marks) -> np.ndarray:
+    """Where contexts begin, and the end: as many sentences as fit, with the marks between.
+
+    The token behind a document is the separator, or the end where the context ends too. With
+    [begin], layout.py frames every context, and only separators are counted here.
+    """
+    framed = marks.begin is not None
+    room = limit - marks.ends if framed else limit
+    offsets, used, separator = [0], 0, 0
+    for i, (length, ends) in enumerate(zip(lengths.tolist(), ends_document.tolist(), strict=True)):
+        cost = length + (separator if framed else ends)
+        if used and used + cost > room:
+            offsets.append(i)
+            used, cost = 0, length + (0 if framed else ends)
+        used += cost
+        separator = int(ends)
+    return np.array([*offsets, len(lengths)] if len(lengths) else [0], np.int64)
+
+
+def _find_path(
+    workdir: str, sentences: Sentences, options: dict, runner: Runner, folder: Path
+) -> dict:
+    """Finds near duplicates, makes the graph and walks it; the path is stored. Counts."""
+    corpus = sentences.corpus
+    step = StepFolder(folder, {"sentences": sentences.fingerprint, **options})
+    if step.results is not None:
+        return step.results
+    _describe_documents(workdir, sentences, runner, folder)
+    documents, repeated = find_repeated(
+        workdir, sentences.fingerprint, folder, corpus.num_shards, options["duplicate_jaccard"],
+        runner,
+    )  # fmt: skip
+    members = np.setdiff1d(documents, repeated[:, 0])
+    graph = join_shards(folder, corpus.num_shards, members, corpus.num_documents)
+    first = np.searchsorted(corpus.documents, np.arange(corpus.num_documents + 1))
+    tokens = np.append(0, np.cumsum(corpus.lengths, dtype=np.int64))[first]
+    tokens = np.diff(tokens) + 1  # with the separator; the space before a sentence changes little
+    with progress_bar(total=len(members), unit="document", desc="document path") as bar:
+        order, weights = walk(
+            graph, members, tokens, options["limit"], options["path_diversity"], options["seed"],
+            bar.update,
+        )  # fmt: skip
+    path = np.empty(len(order), _STOP)
+    path["document"], path["weight"] = order, weights
+    path["first"], path["last"] = first[order], first[order + 1]
+    for name, array in {"path": path, "near_duplicates": repeated}.items():
+        with beside(folder / f"{name}.npy") as partial, partial.open("wb") as file:
+            np.save(file, array)
+    came = weights[~np.isnan(weights)]
+    results = {
+        "documents": len(order),
+        "documents_without_sentences": corpus.num_documents - len(documents),
+        "related_pairs": len(graph.others) // 2,
+        "related_to_none": int((graph.degrees[members] == 0).sum()),
+        "walks": int(np.isnan(weights).sum()) - int((graph.degrees[members] == 0).sum()),
+        "mean_weight": round(float(came.mean(dtype=np.float64)), 4) if len(came) else None,
+        "near_duplicates": len(repeated),
+        "near_duplicates_first": repeated[:_SHOWN].tolist(),  # (left out, what it repeats)
+    }
+    step.complete(results)
+    return results
+
+
+def _describe_documents(workdir: str, sentences: Sentences, runner: Runner, folder: Path) -> None:
+    """Sketches and edges of the documents, shard by shard."""
+    corpus, neighbours = sentences.corpus, str(DesignFolders(workdir).neighbours)
+    first, shards = (workdir, sentences.fingerprint), range(corpus.num_shards)
+    sizes = np.diff(corpus.starts)
+    for label, function, done, task in (
+        ("document sketches", sketch_shard, has_sketch, (*first, str(folder))),
+        ("document relations", relate_shard, has_sides, (*first, neighbours, str(folder))),
+        ("document graph", add_sides, has_edges, (*first, str(folder))),
+    ):
+        left = [shard for shard in shards if not done(folder, shard)]
+        todo, initial = sizes[left].tolist(), int(sizes.sum() - sizes[left].sum())
+        shown = {"unit": "sentence", "unit_scale": True, "desc": label, "initial": initial}
+        with progress_bar(total=int(sizes.sum()), **shown) as bar:
+            run_shards(function, [(*task, shard) for shard in left], bar, todo, runner)
+
+
+def _cut_path(
+    workdir: str,
+    sentences: Sentences,
+    tokenizer: str,
+    limit: int,
+    runner: Runner,
+    folder: Path,
+) -> None:
+    """Writes the groups: the path in as many parts of about equal size as the corpus has shards."""
+    path, num_parts = np.load(_path_file(folder), mmap_mode="r"), sentences.corpus.num_shards
+    before = np.append(0, np.cumsum(path["last"] - path["first"]))
+    bounds = np.searchsorted(before, before[-1] * np.arange(num_parts + 1) // num_parts)
+    bounds[-1] = len(path)
+    sizes = np.diff(before[bounds]).tolist()
+    left = [part for part in range(num_parts) if not group_file(folder, part).exists()]
+    tasks = [
+        (workdir, sentences.fingerprint, tokenizer, limit, str(folder), part,
+         int(bounds[part]), int(bounds[part + 1]))
+        for part in left
+    ]  # fmt: skip
+    done, todo = sum(sizes) - sum(sizes[part] for part in left), [sizes[part] for part in left]
+    label = {"unit": "sentence", "unit_scale": True, "desc": "groups: document_path"}
+    with progress_bar(total=sum(sizes), initial=done, **label) as bar:
+        run_shards(write_part, tasks, bar, todo, runner)
+
+
+def _path_file(folder: Path) -> Path:
+    return folder / "path" / "path.npy"

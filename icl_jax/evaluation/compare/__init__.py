@@ -1,0 +1,1 @@
+"""Comparison of evaluated models: one table, one figure, and what is significant."""

@@ -1,0 +1,1 @@
+"""Perplexity of documents and of records."""

@@ -1,0 +1,106 @@
+"""Sentence similarity: how the cosines of sentence vectors go with people's scores, untrained."""
+
+from collections.abc import Callable, Sequence
+
+from jax.sharding import Mesh
+import numpy as np
+
+from icl_jax.config import ConfigError, EvaluationConfig, StageError
+from icl_jax.evaluation.subject import Subject
+from icl_jax.evaluation.tasks.sts.files import Pair, read_sets
+from icl_jax.evaluation.tasks.sts.scores import score_sets
+from icl_jax.evaluation.tasks.sts.table import make_table
+from icl_jax.evaluation.tasks.sts.vectors import describe_recipe, make_recipe
+from icl_jax.retrieval.encoders.transformer import TransformerEncoder
+
+
+def check_data(config: EvaluationConfig) -> None:
+    """Stops on files that cannot be read."""
+    read_sets(config)
+
+
+class Sts:
+    """STS12-16, STS-B and SICK-R, and whatever else `config.sts` names."""
+
+    unit = "pairs"
+    part_size = 2048
+
+    def __init__(self, subject: Subject, config: EvaluationConfig):
+        found = []
+        try:
+            self._recipe = make_recipe(subject, config)
+        except (ConfigError, StageError) as error:
+            found.append(str(error))
+        try:
+            self._sets = read_sets(config)
+        except (ConfigError, StageError) as error:
+            found.append(str(error))
+        if found:
+            raise ConfigError("; ".join(found))
+        self._subject, self._encoder = subject, None
+        self._seed, self._resamples = config.seed, config.resamples
+        self.items: Sequence[Pair] = [pair for held in self._sets for pair in held.pairs]
+        data = {held.name: {"files": held.files, "missing": held.missing} for held in self._sets}
+        self.inputs = {"sets": data, "vectors": self._recipe.identity()}
+
+    def run(
+        self, items: Sequence[Pair], first: int, mesh: Mesh, progress: Callable[[int], None]
+    ) -> list[dict]:
+        """Pairs with their cosine; `cut` says how many tokens of which sentence did not fit."""
+        texts = list(dict.fromkeys(t for pair in items for t in (pair.sentence1, pair.sentence2)))
+        vectors = self._encode(texts, mesh, _in_pairs(progress, len(texts), len(items)))
+        cut = self._recipe.count_cut(texts)
+        index = {text: n for n, text in enumerate(texts)}
+        ends = [(index[pair.sentence1], index[pair.sentence2]) for pair in items]
+        rows = []
+        for pair, (a, b), cosine in zip(items, ends, _cosines(vectors, ends), strict=True):
+            rows.append({**pair._asdict(), "cosine": float(cosine)})
+            if cut[a] or cut[b]:
+                rows[-1]["cut"] = [cut[a], cut[b]]
+        return rows
+
+    def results(self, rows: list[dict]) -> dict:
+        """Correlations x 100 of each set; the average only if all seven are whole."""
+        return {
+            **score_sets(self._sets, rows, self._resamples, self._seed),
+            "pooling": describe_recipe(self._recipe),
+            "cut": sum(1 for row in rows for count in row.get("cut", ()) if count),  # sentences
+        }
+
+    def table(self, results: dict) -> str:
+        """Per set, then per subset."""
+        return make_table(results)
+
+    def _encode(self, texts: list[str], mesh: Mesh, progress: Callable[[int], None]) -> np.ndarray:
+        if self._encoder is None:
+            model = self._subject.load(mesh)
+            self._encoder = TransformerEncoder(model, self._recipe, mesh, self._subject.path, {})
+        vectors = self._encoder.encode(texts, progress).astype(np.float64)
+        wrong = np.flatnonzero(~np.isfinite(vectors).all(axis=1))
+        if len(wrong):
+            raise StageError(
+                f"{self._subject.path} gives a vector that is not finite, of {texts[wrong[0]]!r}; "
+                "are its weights those of a training that diverged?"
+            )
+        return vectors
+
+
+def _cosines(vectors: np.ndarray, ends: list[tuple[int, int]]) -> np.ndarray:
+    """Of each pair of rows; exactly 1 for equal ones, 0 for a text without tokens."""
+    squares = np.einsum("nd,nd->n", vectors, vectors)
+    first, second = np.array(ends).T
+    products = np.einsum("nd,nd->n", vectors[first], vectors[second])
+    scale = np.sqrt(squares[first] * squares[second])
+    return np.divide(products, scale, out=np.zeros_like(products), where=scale > 0)
+
+
+def _in_pairs(progress: Callable[[int], None], texts: int, pairs: int) -> Callable[[int], None]:
+    """Tells of sentences as the share of pairs that they are."""
+    done = 0
+
+    def tell(count: int) -> None:
+        nonlocal done
+        before, done = done, done + count
+        progress(pairs * done // texts - pairs * before // texts)
+
+    return tell

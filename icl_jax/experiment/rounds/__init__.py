@@ -1,0 +1,1 @@
+"""Self-improving rounds."""

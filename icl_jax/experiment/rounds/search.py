@@ -1,0 +1,148 @@
+"""What a later round needs before its design: its encoder, its sentences, and its threshold.
+
+A cosine means something else with every encoder: the vectors of a language model all point much
+the same way. So a later round does not take over the threshold of round 1, but its number: with the
+threshold that is chosen here, sentences have as many neighbours on average as they had there.
+"""
+
+import dataclasses
+import os
+from pathlib import Path
+
+from etils import epath
+import numpy as np
+
+from icl_jax.config import ExperimentConfig
+from icl_jax.corpus.sentence_table import SentenceTable
+from icl_jax.corpus.words import RULES_VERSION as WORD_RULES
+from icl_jax.design.dependents import made_from
+from icl_jax.design.folders import DesignFolders
+from icl_jax.evaluation.subject import open_subject
+from icl_jax.files import mirror
+from icl_jax.files.remote import is_remote
+from icl_jax.files.step_folder import StepFolder, read_inputs
+from icl_jax.models import huggingface
+from icl_jax.retrieval.embeddings import embed_table
+from icl_jax.retrieval.encoders.encoder import open_encoder
+from icl_jax.retrieval.search.elsewhere import ask
+from icl_jax.retrieval.search.find import check_search
+from icl_jax.retrieval.search.pool import prepare_pool
+from icl_jax.retrieval.search.search import Search, SearchFolders, open_engine
+from icl_jax.retrieval.search.selection import Selection
+from icl_jax.retrieval.search.signatures import load_signatures
+from icl_jax.sharding import make_host_mesh
+
+_SAMPLE = 5000  # queries that the threshold is chosen on
+_DIGITS = 6  # of the threshold
+
+
+def export_encoder(run: str, to: epath.Path, config: ExperimentConfig) -> None:
+    """Writes the model of a run as a model folder with its tokenizer; as it was evaluated."""
+    subject = open_subject(run, config.evaluation.tokenizer, config.evaluation.ema)
+    folder = mirror.local_folder(to)
+    step = StepFolder(folder, subject.identity)
+    if step.results is None:
+        print(f"the encoder: {run}, step {subject.identity['step']}", flush=True)
+        for left in (folder / "config.json", *folder.glob("*.safetensors*")):  # of a killed run
+            mirror.remove(left)
+        huggingface.save(subject.load(make_host_mesh(config.mesh)), folder)
+        subject.tokenizer.save(folder)
+        step.complete({"run": run, "step": subject.identity["step"]})
+
+
+def share_steps(first: epath.Path, own: epath.Path) -> None:
+    """The steps of the design of `first` that no encoder changes become those of `own` too.
+
+    By a link on a disk; in a bucket, which has none, by a copy that the bucket makes.
+    """
+    folders, to = DesignFolders(first), own / "design"
+    signatures = SearchFolders(folders.neighbours).signatures.parent
+    anew = {*made_from(folders.encoder, folders)} - {signatures}
+    steps = [*folders.path.iterdir(), *folders.groups.iterdir(), *folders.arms.iterdir()]
+    for step in sorted(steps):
+        complete = step == signatures or (step / "results.json").exists()
+        name = step.relative_to(folders.path)
+        if not complete or step in anew:
+            continue
+        if is_remote(own):
+            mirror.copy(f"{first}/design/{name}", f"{to}/{name}")
+        elif not (link := Path(to / name)).exists():
+            link.parent.mkdir(parents=True, exist_ok=True)
+            link.symlink_to(os.path.relpath(step.resolve(), link.parent.resolve()))
+
+
+def find_threshold(config: ExperimentConfig, workdir: epath.Path, wanted: float) -> float:
+    """The cosine above which sentences have `wanted` neighbours on average, from a sample.
+
+    Sentences are embedded and indexed for it as the design will find them.
+    """
+    search = _open_search(config, workdir)
+    rules = dataclasses.asdict(config.design.search)
+    del rules["min_similarity"], rules["recall_sample"]
+    folder = DesignFolders(workdir).neighbours
+    origin = read_inputs(SearchFolders(folder).pool)
+    inputs = {**origin, "search": rules, "mean_neighbours": wanted, "seed": config.seed}
+    step = StepFolder(mirror.local_folder(threshold_folder(workdir)), inputs)
+    if step.results is None:
+        found = ask(search, folder, inputs, _sample, config.seed)
+        threshold = choose_threshold(found, wanted)
+        have = float((found[:, 0] > threshold).mean())
+        print(
+            f"min_similarity is {threshold:g} in this round: above it, sentences have "
+            f"{float((found > threshold).sum() / len(found)):.2f} neighbours on average, as in "
+            f"round 1, and {have:.1%} have one (of {len(found):,} sampled)"
+        )
+        step.complete({"min_similarity": threshold, "queries": len(found), "with_neighbours": have})
+    return step.results["min_similarity"]
+
+
+def threshold_folder(workdir: epath.Path) -> epath.Path:
+    """Where a round keeps the threshold that was found for it."""
+    return workdir / "threshold"
+
+
+def choose_threshold(similarities: np.ndarray, wanted: float) -> float:
+    """Between two cosines: `wanted` of each row are above it on average; -1 if that takes all.
+
+    A row has the cosines of one query, -inf where there is none.
+    """
+    pairs = np.sort(similarities[np.isfinite(similarities)].astype(np.float64))[::-1]
+    count = round(wanted * len(similarities))
+    if count >= len(pairs):
+        return -1.0
+    above = pairs[count - 1] if count else 1.0
+    return min(1.0, max(-1.0, round((above + pairs[count]) / 2, _DIGITS)))
+
+
+def _sample(search: Search, seed: int) -> np.ndarray:
+    """The cosines of the neighbours of random queries, whatever they are."""
+    count = len(search.query_vectors)
+    drawn = np.random.RandomState([seed, 4]).permutation(count)[:_SAMPLE]
+    return search.nearest(np.sort(drawn), -np.inf).similarities
+
+
+def _open_search(config: ExperimentConfig, workdir: epath.Path) -> Search:
+    """The search that the design will make, over vectors that are made here."""
+    design, folders, mesh = config.design, DesignFolders(workdir), make_host_mesh(config.mesh)
+    runner, settings = folders.runner(design), design.search
+    encoder = open_encoder(design.encoder, mesh, None)
+    corpus = queries = SentenceTable.open(folders.corpus)
+    check_search(len(corpus), encoder.width, settings, mesh, runner)
+    how = (runner, mesh, folders.encoder)
+    vectors = of_queries = embed_table(
+        corpus, encoder, design.encoder, folders.corpus_vectors, *how
+    )
+    places = SearchFolders(folders.neighbours)
+    signatures = query_signatures = load_signatures(corpus, places.signatures, runner)
+    if design.queries.files:
+        queries = SentenceTable.open(folders.queries)
+        of_queries = embed_table(queries, encoder, design.encoder, folders.query_vectors, *how)
+        query_signatures = load_signatures(queries, places.query_signatures, runner)
+    origin = {
+        "pool": corpus.fingerprint,
+        "vectors": {**encoder.identity, "store": design.encoder.store},
+        "words": WORD_RULES,
+    }
+    pool = prepare_pool(corpus, vectors, signatures, places.pool, origin)
+    engine = open_engine(pool, settings, places.index, config.seed, mesh, runner)
+    return Search(Selection(query_signatures, pool, settings), of_queries, engine, runner)

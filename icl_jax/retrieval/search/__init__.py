@@ -1,0 +1,1 @@
+"""Vectors to related sentences: engines propose, exact rules decide."""

@@ -1,0 +1,1 @@
+"""What a step would cost on TPUs that are not there."""
