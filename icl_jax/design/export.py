@@ -1,4 +1,4 @@
-"""Writes an arm as Parquet for trainers that cut attention at end-of-text tokens or by segments.
+"""Writes an arm as Parquet for trainers that cut attention by their own rules.
 
 python -m icl_jax.design.export --workdir=DIR --arm=ARM --to=FOLDER --rules=eos \\
     --row_length=1024
@@ -21,18 +21,18 @@ rows: one group in a row of its own, not padded. MaxText's own pipelines (datase
   one segment, and pack whole rows up to max_target_length.
 """
 
-import argparse
 from collections.abc import Iterator
 from pathlib import Path
 import shutil
-import sys
 
+from absl import flags
 from etils import epath
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from icl_jax.config import ConfigError, StageError
+from icl_jax.cli import Flag, command, one_of, whole
+from icl_jax.config import StageError
 from icl_jax.corpus.tokenizers import Tokenizer
 from icl_jax.data.shards import find_shards
 from icl_jax.data.tfrecord import decode_example, scan_records
@@ -46,25 +46,20 @@ from icl_jax.workers.local import progress_bar
 RULES = ("eos", "segments", "rows")
 
 
-def main(argv: list[str] | None = None) -> None:
-    """Reads the flags and exports; what cannot be is told in one line."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    parser.add_argument("--workdir", required=True, help="of a run with --stages=design")
-    parser.add_argument("--arm", required=True, help="one of design.examples.arms")
-    parser.add_argument("--to", required=True, help="the folder to write, new or empty")
-    parser.add_argument("--rules", required=True, choices=RULES, help="see above")
-    parser.add_argument("--row_length", required=True, type=int, help="tokens the trainer takes")
-    args = parser.parse_args(argv)
-    try:
-        counts = export(args.workdir, args.arm, args.to, args.rules, args.row_length)
-    except (ConfigError, StageError) as error:
-        sys.exit(f"error: {error}")
+@command(
+    Flag("workdir=DIR", "the workdir of a run with --stages=design", required=True),
+    Flag("arm=ARM", "one of design.examples.arms", required=True),
+    Flag("to=FOLDER", "the folder to write, new or empty", required=True),
+    Flag("rules=RULES", f"one of {', '.join(RULES)}: see above", one_of(*RULES), required=True),
+    Flag("row_length=N", "how many tokens the trainer takes", whole(), required=True),
+)
+def main(given: flags.FlagValues) -> None:
+    """Exports, and says what was written."""
+    counts = export(given.workdir, given.arm, given.to, given.rules, given.row_length)
     print(
-        f"{counts['groups']:,} groups in {counts['rows']:,} rows of {args.arm} written to "
-        f"{args.to}; {counts['filled']:.1%} of the places hold their tokens. The settings for the "
-        f"trainer are in {Path(args.to) / 'README.md'}"
+        f"{counts['groups']:,} groups in {counts['rows']:,} rows of {given.arm} written to "
+        f"{given.to}; {counts['filled']:.1%} of the places hold their tokens. The settings for the "
+        f"trainer are in {Path(given.to) / 'README.md'}"
     )
 
 

@@ -1,14 +1,15 @@
-"""Prints one record of an arm as text, with scores and documents, and why nothing was added to it.
+"""Prints one record of an arm as text, with scores, and why nothing was added to it.
 
 python -m icl_jax.design.explain --workdir=DIR --arm=neighbours_in_context --index=17
 python -m icl_jax.design.explain --workdir=DIR --arm=random_in_context --sentence=1234
 """
 
-import argparse
 import textwrap
 
+from absl import flags
 import numpy as np
 
+from icl_jax.cli import Flag, command, expect_one, whole
 from icl_jax.config import StageError
 from icl_jax.corpus.tokenizers import Tokenizer
 from icl_jax.data.shards import Shards, find_shards
@@ -18,29 +19,26 @@ from icl_jax.design.explain.why_no_more import Reasons
 from icl_jax.design.folders import DesignFolders, arm_folder
 from icl_jax.design.sentences import Sentences
 from icl_jax.files.step_folder import read_inputs
-from icl_jax.retrieval.show import ends_well, print_sentence, print_text
+from icl_jax.retrieval.show import print_sentence, print_text
 from icl_jax.workers.local import progress_bar
 
 _SHOWN = 20  # records that hold a sentence
 
 
-def main(argv: list[str] | None = None) -> None:
-    """Reads the flags and prints; what is missing in the workdir is told in one line."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    parser.add_argument("--workdir", required=True, help="of a run with --stages=design")
-    parser.add_argument("--arm", required=True, help="one of design.examples.arms")
-    wanted = parser.add_mutually_exclusive_group(required=True)
-    wanted.add_argument("--index", type=int, help="the number of a record, from 0")
-    wanted.add_argument("--sentence", type=int, help="an id: which records hold this sentence?")
-    args = parser.parse_args(argv)
-    with ends_well():
-        records = ArmRecords(args.workdir, args.arm)
-        if args.index is not None:
-            show_record(records, args.index)
-        else:
-            find_sentence(records, args.sentence)
+@command(
+    Flag("workdir=DIR", "the workdir of a run with --stages=design", required=True),
+    Flag("arm=ARM", "one of design.examples.arms", required=True),
+    Flag("index=N", "the number of a record, from 0", whole()),
+    Flag("sentence=ID", "prints which records hold this sentence", whole()),
+)
+def main(given: flags.FlagValues) -> None:
+    """Prints a record, or where a sentence is."""
+    expect_one(given, "index=N", "sentence=ID")
+    records = ArmRecords(given.workdir, given.arm)
+    if given.index is not None:
+        show_record(records, given.index)
+    else:
+        find_sentence(records, given.sentence)
 
 
 class ArmRecords:
