@@ -11,6 +11,7 @@ import importlib
 import os
 from pathlib import Path
 import runpy
+import select
 import shlex
 import signal
 import sys
@@ -223,8 +224,8 @@ def command(
 ) -> Callable[[Callable], Callable[[Sequence[str] | None], None]]:
     """Makes a function of parsed flags the `main` of a module, which is then a command.
 
-    `words` names the arguments without -- that it takes, as a list after the flags; with
-    `passes_on`, flags that it does not know are among them.
+    `words` describes the arguments without -- that it takes, in brackets if there may be none;
+    the function gets a list of them after the flags, with `passes_on` unknown flags included.
     """
 
     def decorate(run: Callable) -> Callable[[Sequence[str] | None], None]:
@@ -267,7 +268,9 @@ def show_help(description: str, known: Sequence, words: str = "", full: bool = F
         if len(head) > column:
             lines.append(head)
             head = indent
-        lines += textwrap.wrap(text, WIDTH, initial_indent=head, subsequent_indent=indent)
+        lines += textwrap.wrap(
+            text, WIDTH, initial_indent=head, subsequent_indent=indent, break_long_words=False
+        )
     if words:
         lines += ["", f"arguments: {words}"]
     return "\n".join([*lines, *(["", flags.FLAGS.get_help()] if full else [])])
@@ -291,12 +294,13 @@ def ends_in_one_line(unread: int = 0) -> Iterator[None]:
         print("\nstopped; rerun the command to continue from what is finished", file=sys.stderr)
         sys.exit(INTERRUPTED)
     except BrokenPipeError:
-        try:
-            sys.stdout.flush()
-        except BrokenPipeError:  # what is left must go somewhere
-            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        poll = select.poll()
+        poll.register(sys.stdout.fileno(), 0)
+        if not any(event & select.POLLERR for _, event in poll.poll(0)):
+            raise  # it was another pipe
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # for what is left
+        if unread:
             sys.exit(unread)
-        raise  # it was another pipe
 
 
 def stop(message: str, code: int = 2) -> typing.NoReturn:

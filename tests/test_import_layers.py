@@ -23,7 +23,7 @@ LAYERS = [
     {"experiment"},
     {"theory", "sandboxes"},
     {"studies"},
-    {"main"},
+    {"main", "example_design"},  # commands; the former names of two
 ]
 LEVEL = {name: level for level, names in enumerate(LAYERS) for name in names}
 APART = {"corpus", "models", "data", "theory", "sandboxes"}  # neighbours that don't know each other

@@ -41,6 +41,8 @@ from icl_jax.workers.local import Runner
 from tests.design.made_up import make_tables, related_groups, running_groups, write_strategy
 from tests.models.small import make_model
 
+pytestmark = pytest.mark.delicate
+
 LIMIT = 96
 SIZES = {"vocab_size": 331, "context_length": LIMIT, "num_layers": 1, "embed_dim": 8,
          "num_heads": 2}  # fmt: skip
