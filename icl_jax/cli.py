@@ -231,10 +231,8 @@ def command(
     def decorate(run: Callable) -> Callable[[Sequence[str] | None], None]:
         @functools.wraps(run)
         def main(argv: Sequence[str] | None = None) -> None:
-            if argv is None:  # this process is the command
-                faulthandler.enable()
-                absl_logging.use_absl_handler()
-                flags.FLAGS.mark_as_parsed()  # those of libraries have their defaults
+            if argv is None:
+                _become_command()
                 argv = sys.argv[1:]
             with ends_in_one_line():
                 if any(arg in HELP for arg in argv):
@@ -251,6 +249,14 @@ def command(
         return main
 
     return decorate
+
+
+def _become_command() -> None:
+    """Prepares this process, which runs one command: logs, and a traceback of crashes in C++."""
+    with contextlib.suppress(Exception):  # where there is no stderr
+        faulthandler.enable()
+    absl_logging.use_absl_handler()
+    flags.FLAGS.mark_as_parsed()  # those of libraries have their defaults
 
 
 def show_help(description: str, known: Sequence, words: str = "", full: bool = False) -> str:

@@ -1,4 +1,4 @@
-"""Prints the sentences nearest to a text or to a sentence of the corpus, with scores.
+"""Prints the sentences nearest to a text or a sentence of the corpus, with scores.
 
 python -m icl_jax.retrieval.show --workdir=DIR --query="Which city is the capital of France?"
 python -m icl_jax.retrieval.show --workdir=DIR --sentence=1234
@@ -16,10 +16,8 @@ from icl_jax.config.tree import from_dict
 from icl_jax.corpus.sentence_table import DocumentInfo, SentenceTable
 from icl_jax.design.folders import DesignFolders
 from icl_jax.files.step_folder import read_inputs
-from icl_jax.retrieval.encoders.encoder import open_encoder
 from icl_jax.retrieval.neighbours import Neighbours
 from icl_jax.retrieval.vectors import Vectors, normalise
-from icl_jax.sharding import make_mesh
 
 # Control characters of a text must not reach the terminal, which would obey them.
 _CONTROLS = dict.fromkeys([*range(32), *range(127, 160)], "\N{REPLACEMENT CHARACTER}")
@@ -47,6 +45,9 @@ def show_text(folders: DesignFolders, text: str, count: int) -> None:
     corpus, vectors = SentenceTable.open(folders.corpus), Vectors.open(folders.corpus_vectors)
     if not folders.config.exists():
         raise StageError(f"{folders.path} is not finished; run --stages=design to its end")
+    from icl_jax.retrieval.encoders.encoder import open_encoder  # takes seconds: not for --help
+    from icl_jax.sharding import make_mesh
+
     config = from_dict(json.loads(folders.config.read_text()))
     encoder = open_encoder(config.encoder, make_mesh(MeshConfig()), folders.encoder)
     if encoder.identity != read_inputs(folders.corpus_vectors)["encoder"]:
