@@ -4,6 +4,15 @@ A file of `configs/` defines `get_config() -> ExperimentConfig`; `--config.FIELD
 The dataclasses stay unfrozen because the flags assign to their fields; each checks its own.
 """
 
+from icl_jax.config.checks import (
+    ConfigError as ConfigError,
+)
+from icl_jax.config.checks import (
+    StageError as StageError,
+)
+from icl_jax.config.checks import (
+    StoppedError as StoppedError,
+)
 from icl_jax.config.design import (
     CorpusConfig as CorpusConfig,
 )
@@ -21,15 +30,6 @@ from icl_jax.config.design import (
 )
 from icl_jax.config.design import (
     TokenizerConfig as TokenizerConfig,
-)
-from icl_jax.config.errors import (
-    ConfigError as ConfigError,
-)
-from icl_jax.config.errors import (
-    StageError as StageError,
-)
-from icl_jax.config.errors import (
-    StoppedError as StoppedError,
 )
 from icl_jax.config.evaluation import (
     EvaluationConfig as EvaluationConfig,
