@@ -111,7 +111,7 @@ class Flag(NamedTuple):
             flags.DEFINE(_Parser(self.kind), self.name, self.default, self.help, values)
 
     def missing(self) -> str:
-        """What is said where a required flag is not given."""
+        """The message if this flag is required and not given."""
         return f"expected --{self.shown}, {self.help}"
 
 
@@ -136,7 +136,7 @@ class ConfigFile(NamedTuple):
         )
 
     def missing(self) -> str:
-        """What is said where no file is given."""
+        """The message if a file is required and not given."""
         available = ", ".join(sorted(str(path) for path in Path("configs").glob("*.py")))
         return f"expected --config=FILE; there are: {available or 'no files in configs/'}"
 
@@ -166,7 +166,7 @@ class ConfigFields(NamedTuple):
 
 
 def whole(least: int | None = None, most: int | None = None) -> Callable[[str], int]:
-    """The kind of a flag that takes a whole number, from a least one and up to a largest one."""
+    """The kind of a flag that takes a whole number, within limits if they are given."""
 
     def parse(text: str) -> int:
         expected = "expected a whole number"
@@ -284,7 +284,7 @@ def show_help(description: str, known: Sequence, words: str = "", full: bool = F
 
 @contextlib.contextmanager
 def ends_in_one_line(unread: int = 0) -> Iterator[None]:
-    """Whatever a user can mend is one line on stderr, without a traceback.
+    """Errors that the user can fix are one line on stderr, without a traceback.
 
     Exit codes: 2, another start would stop there too; STOPPED, another start would continue;
     `unread`, nobody reads the output any more, as after `| head`.
@@ -310,7 +310,7 @@ def ends_in_one_line(unread: int = 0) -> Iterator[None]:
 
 
 def stop(message: str, code: int = 2) -> typing.NoReturn:
-    """Ends the program as a wrong command line does."""
+    """Ends the program as a wrong command line does; the exception holds the message too."""
     print(f"error: {message}", file=sys.stderr)
     ended = SystemExit(f"error: {message}")
     ended.code = code
