@@ -95,7 +95,7 @@ def open_data(config: DataConfig, batch_size: int, sequence_length: int, seed: i
             sources.append(open_source(name, sequence_length))
             if mixture is not None:
                 sources[-1].make_plan(mixture.rows_together(i), config.pack, _source_seed(seed, i))
-        except RecordError as error:
+        except (RecordError, ConfigError) as error:
             problems.append(str(error))
     if problems:
         raise RecordError("\n".join(problems))
