@@ -27,7 +27,7 @@ def warmup_problems(config: ExperimentConfig, steps_per_epoch: float | None = No
         end, of = end + branches.steps, "training.steps + branches.steps"
     # Steps of the unit; 0: known once the records are there.
     steps = (steps_per_epoch or 0) if training.epochs else 1
-    if steps and 0 < optimizer.schedule_steps < (end * steps or math.inf):
+    if steps and 0 < optimizer.schedule_steps <= (end * steps or math.inf):
         end, of = optimizer.schedule_steps, "optimizer.schedule_steps"
         unit, warmup = "steps", warmup * steps
     if not end or warmup <= end:  # without an end, something else is wrong
