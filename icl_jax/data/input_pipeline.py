@@ -73,6 +73,11 @@ class Data:
         more = f" (and in {len(found) - 1} more shards)" if len(found) > 1 else ""
         return f"{found[0]}{more}; set vocab_size to that of the tokenizer that made the records"
 
+    @property
+    def plan_version(self) -> int:
+        """Of the rules that arranged the rows: others would give them in another order."""
+        return max(source.plan.version for source in self.sources)
+
     def fingerprint(self) -> str:
         """Changes with the records; not with their folder, nor with how they are read."""
         facts = json.dumps([source.facts() for source in self.sources])
