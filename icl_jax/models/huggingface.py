@@ -29,7 +29,7 @@ from icl_jax.models import huggingface_format as formats
 from icl_jax.models.huggingface_format import Tensor
 from icl_jax.sharding import variable_sharding, with_auto_axes
 from icl_jax.step_folder import beside, write_json
-from icl_jax.storage import is_remote
+from icl_jax.storage import NoFileError, check_files_in, is_remote, read_text
 
 MAX_FILE_BYTES = 2 * 10**9  # a larger model is written as several files with an index
 OVERRIDES = (
@@ -116,6 +116,7 @@ class TensorFiles:
             raise FolderError(
                 f"{folder} is not a folder; expected config.json and model.safetensors in it"
             )
+        check_files_in(folder)
         self.config = read_json(folder / "config.json")
         if self.config.get("model_type") not in formats.MODEL_TYPES:
             raise FolderError(
@@ -266,9 +267,11 @@ class TensorFiles:
 def read_json(file: Path, kind: type = dict):
     """What a JSON file of a folder holds, an object or a list."""
     try:
-        content = json.loads(file.read_text())
+        content = json.loads(read_text(file))
     except FileNotFoundError:
         raise FolderError(f"{file.parent} has no {file.name}; is it a model folder?") from None
+    except NoFileError:
+        raise
     except ValueError as error:
         raise FolderError(f"{file} is not valid JSON ({error})") from None
     if not isinstance(content, kind):

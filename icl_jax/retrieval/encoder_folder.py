@@ -18,6 +18,7 @@ from icl_jax.config import ConfigError, EncoderConfig
 from icl_jax.models import huggingface
 from icl_jax.models.huggingface import FolderError, read_json
 from icl_jax.retrieval.sentence_recipe import ACTIVATIONS, POOLINGS, DenseLayer, SentenceRecipe
+from icl_jax.storage import check_files_in
 
 _OLD_POOLINGS = {  # in the order in which they are joined
     "pooling_mode_cls_token": "cls",
@@ -51,6 +52,7 @@ class EncoderFolder:
 def read_encoder_folder(config: EncoderConfig) -> EncoderFolder:
     """Reads all that is small, and stops on whatever cannot be run."""
     folder = mirror.fetched(config.folder)
+    check_files_in(folder)
     if not (folder / "modules.json").exists():
         return _read_network(folder, "model folder", config, {})
     modules = _read_modules(folder)
@@ -137,6 +139,7 @@ def _read_pooling(file: Path) -> tuple[str, ...]:
 def _read_layer(kind: str, folder: Path) -> DenseLayer | str:
     if kind == "Normalize":
         return "normalize"
+    check_files_in(folder)
     fields = read_json(folder / "config.json")
     activation = fields.get("activation_function", "Tanh").rsplit(".", 1)[-1]
     if activation not in ACTIVATIONS or fields.get("use_residual"):
