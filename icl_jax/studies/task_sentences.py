@@ -8,7 +8,6 @@ STS12-16, and SICK's parts share sentences: --unseen leaves that out, the paper 
 """
 
 from pathlib import Path
-import re
 from typing import NamedTuple
 
 from absl import flags
@@ -16,6 +15,7 @@ import numpy as np
 
 from icl_jax.cli import Flag, command, whole
 from icl_jax.config import ConfigError, EvaluationConfig
+from icl_jax.corpus.words import words_of
 from icl_jax.evaluation.tasks.sts.files import PairSet, read_sets, read_training_sets
 from icl_jax.files.step_folder import beside
 
@@ -63,7 +63,7 @@ def _sentences(held: PairSet) -> list[str]:
 
 def _words(text: str) -> str:
     """Equal for the same sentence with other capitals and signs."""
-    return re.sub(r"[\W_]+", " ", text.lower()).strip()
+    return " ".join(words_of(text))
 
 
 @command(
