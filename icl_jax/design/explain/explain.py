@@ -12,9 +12,9 @@ import numpy as np
 from icl_jax.config import StageError
 from icl_jax.corpus.tokenizers import Tokenizer
 from icl_jax.data.shards import Shards, find_shards
-from icl_jax.design.arms import ARMS
-from icl_jax.design.explain.group_text import WITH_QUERY, GroupReader
-from icl_jax.design.explain.why_no_more import Reasons
+from icl_jax.design.arms import ARMS, has_queries
+from icl_jax.design.explain.group_text import GroupReader
+from icl_jax.design.explain.reasons import Reasons
 from icl_jax.design.folders import DesignFolders, arm_folder
 from icl_jax.design.sentences import Sentences
 from icl_jax.files.step_folder import read_inputs
@@ -25,7 +25,7 @@ _SHOWN = 20  # records that hold a sentence
 
 
 def main(argv: list[str] | None = None) -> None:
-    """Reads the flags and prints; what is missing in the workdir is told in one line."""
+    """Reads the flags and prints; a workdir that lacks something is an error of one line."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
@@ -52,8 +52,8 @@ class ArmRecords:
         made_from = read_inputs(folder)
         self.row_length = made_from["row_length"]
         self.records = Shards(find_shards(str(folder)))
-        has_queries = " " in made_from["sentences"]  # two fingerprints
-        self.sentences = Sentences.open(workdir, has_queries)
+        own_queries = " " in made_from["sentences"]  # two fingerprints
+        self.sentences = Sentences.open(workdir, own_queries)
         self.reader = GroupReader(self.sentences, Tokenizer.open(DesignFolders(workdir).tokenizer))
         self.reasons = Reasons(workdir, self.arm.strategy, self.sentences)
 
@@ -118,7 +118,7 @@ def find_sentence(records: ArmRecords, sentence: int) -> None:
                     bar.write(f"record {index}, group {group}  {_score(record, place)}")
             bar.update()
     shown = f"; the first {_SHOWN} are shown" if found > _SHOWN else ""
-    print(f"#{sentence} stands {found:,} times in {records.name}{shown}")
+    print(f"#{sentence} occurs {found:,} times in {records.name}{shown}")
     print_text(records.sentences.text(sentence))
 
 
@@ -142,7 +142,7 @@ def _show_sentences(
     for i, place in enumerate(places.tolist()):
         id = int(record["sentence_ids"][place])
         document = records.sentences.document(int(record["document_ids"][place]))
-        is_query = i == 0 and has_first and records.arm.strategy in WITH_QUERY
+        is_query = i == 0 and has_first and has_queries(records.arm.strategy)
         score = "query" if is_query else _score(record, place)
         count = f"{parts['lengths'][i]} tokens from {starts[i]}"
         print_sentence(score, id, document, records.sentences.position(id),
@@ -156,5 +156,5 @@ def _score(record: dict, place: int) -> str:
 
 
 def _show_reason(records: ArmRecords, ids: np.ndarray, num_tokens: int) -> None:
-    for line in f"no more: {records.reasons.tell(ids, num_tokens)}".splitlines():
+    for line in f"no more: {records.reasons.explain(ids, num_tokens)}".splitlines():
         print(textwrap.fill(line, 100))

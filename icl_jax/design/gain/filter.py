@@ -20,9 +20,9 @@ import numpy as np
 
 from icl_jax.config import ExamplesConfig, MeshConfig, StageError
 from icl_jax.config.tree import from_dict, to_dict
+from icl_jax.corpus.files import model_checksum
 from icl_jax.corpus.tokenizers import Tokenizer, open_tokenizer
 from icl_jax.design.folders import DesignFolders
-from icl_jax.design.gain.inputs import model_checksum
 from icl_jax.design.gain.model import check_gain_model, open_gain_model
 from icl_jax.design.groups import Groups, GroupShard, keep_file, read_groups
 from icl_jax.design.records.layout import Marks, in_context

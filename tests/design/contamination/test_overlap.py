@@ -14,8 +14,9 @@ from icl_jax.config import ConfigError, ExamplesConfig, StageError
 from icl_jax.design.contamination.evaluation_items import read_items
 from icl_jax.design.contamination.overlap import check_evaluation_files, find_overlap
 from icl_jax.design.contamination.word_runs import collect_runs, find_runs
-from icl_jax.design.find_related import DesignFolders, find_related
+from icl_jax.design.folders import DesignFolders
 from icl_jax.design.sentences import Sentences
+from icl_jax.design.stage import find_related
 from icl_jax.workers.local import Runner
 from tests.design.test_find_related import experiment
 

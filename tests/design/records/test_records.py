@@ -13,10 +13,9 @@ from icl_jax.data.shards import Shards, find_shards
 from icl_jax.data.tfrecord import RecordError
 from icl_jax.design.folders import DesignFolders
 from icl_jax.design.groups import Groups, GroupShard, keep_file
-from icl_jax.design.records.counts import multiset
 from icl_jax.design.records.layout import Marks
-from icl_jax.design.records.packing import pack_rows
-from icl_jax.design.records.records import write_arm
+from icl_jax.design.records.records import multiset, write_arm
+from icl_jax.design.records.rows import pack_rows
 from icl_jax.design.sentences import Sentences
 from icl_jax.files.step_folder import read_results
 from icl_jax.workers.local import Runner

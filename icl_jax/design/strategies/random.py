@@ -6,24 +6,86 @@ both arms have examples of the same lengths too. What a query must not get (what
 for it, itself, its document, a sentence twice) is swapped away.
 """
 
+from collections.abc import Sequence
 import dataclasses
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import numpy as np
 
-from icl_jax.config import StageError
-from icl_jax.design.groups import GroupShard, read_groups, read_keep, write_groups
+from icl_jax.config import DesignConfig, StageError
+from icl_jax.design.groups import Groups, GroupShard, read_groups, read_keep, write_groups
 from icl_jax.design.records.layout import Marks
 from icl_jax.design.sentences import Sentences, open_sentences
+from icl_jax.design.strategies import neighbours as neighbour_groups
+from icl_jax.design.strategies.strategy import Count, Strategy
 from icl_jax.files.step_folder import beside
 from icl_jax.retrieval.neighbours import Neighbours
 from icl_jax.retrieval.vectors import Vectors
 
-WARN_SHARE = 0.01  # of random companions that are related: from here on it is warned of
+if TYPE_CHECKING:
+    from icl_jax.design.build import Build
+    from icl_jax.design.explain.reasons import Reasons
+
+WARN_SHARE = 0.01  # of random companions that are related: from here on the stage warns
 _DEALT = "dealt.npy"
 _BLOCK = 8192  # vectors that are compared at once
 _TRIES = 200  # to find a partner for a sentence that must go elsewhere
 _FAR = 50  # so many of them among sentences of the same length
+
+
+def make_groups(build: "Build") -> Groups:
+    """Deals the neighbours anew; stops if too many of them are related to their new query."""
+    groups, search = build.folders.groups / "neighbours", build.config.design.search
+    table, own = build.sentences.query_table, build.sentences.queries is not None
+    vectors = build.folders.query_vectors if own else build.folders.corpus_vectors
+    vectors = (str(build.folders.corpus_vectors), str(vectors))
+    slots = [count_slots(str(groups), shard) for shard in range(table.num_shards)]
+    first_slot = [sum(slots[:shard]) for shard in range(len(slots))]
+    first = (
+        build.workdir, build.sentences.fingerprint, str(groups), vectors, search.min_similarity
+    )  # fmt: skip
+
+    def deal_once(folder: Path) -> dict:
+        return deal_anew(
+            groups, build.neighbours, build.sentences, search.same_document, build.limit,
+            build.marks, build.between, build.config.seed, folder,
+        )  # fmt: skip
+
+    made = build.by_shard(
+        "random",
+        {**build.kept_groups("neighbours"), "seed": build.config.seed},
+        make_shard,
+        lambda folder, shard: (*first, folder, shard, first_slot[shard]),
+        table.starts,
+        deal_once,
+    )
+    # Not an input: a build that stopped here continues once the user allows it.
+    check_related(made.results, search.min_similarity, build.examples.max_related_share)
+    return made
+
+
+def why_no_more(reasons: "Reasons", ids: list[int], left: int) -> str:
+    """Random sentences replace the neighbours of the query; why it has no more of these."""
+    found, scores = reasons.related(reasons.folders.neighbours, ids[0])
+    taken = len(ids) - 1
+    replaced = ", ".join(f"#{i} ({s:.3f})" for i, s in zip(found[:taken], scores[:taken]))
+    own = [ids[0], *found[:taken].tolist()]
+    used = int(reasons.sentences.lengths_of(own).sum()) + taken + reasons.marks.ends
+    return (
+        "dealt at random from the neighbours of all queries, as many as the query's own, in "
+        f"place of {replaced or 'none'}\nno more of its own: "
+        + neighbour_groups.why_no_more(reasons, own, reasons.limit - used)
+    )
+
+
+def remark(arms: Sequence[str], results: dict, design: DesignConfig) -> str:
+    """Whether these arms are a valid control."""
+    warning = ""
+    if related_share(results) >= WARN_SHARE:
+        warning = "WARNING: a control should have less than 1%. "
+    told = describe_related(results, design.search.min_similarity)
+    return f"{warning}{', '.join(arms)}: {told}"
 
 
 @dataclasses.dataclass
@@ -121,7 +183,7 @@ def deal_anew(
 
 
 def related_share(results: dict) -> float:
-    """Of all that was dealt, what is related to its query: exact cosine above the threshold."""
+    """How much of what was dealt is related to its query: exact cosine above the threshold."""
     return results["above_threshold"] / max(1, results["dealt"])
 
 
@@ -135,7 +197,7 @@ def describe_related(results: dict, threshold: float) -> str:
 
 
 def check_related(results: dict, threshold: float, most: float) -> None:
-    """Stops on a control that is none."""
+    """Stops if the control is not valid."""
     if results["above_threshold"] and most < 1 and related_share(results) >= most:
         raise StageError(
             f"the arms random_* are not a valid control: {describe_related(results, threshold)}; "
@@ -158,7 +220,7 @@ def make_shard(
     """One shard: the neighbour groups with what was dealt to them, and its cosine to the query.
 
     `groups` is the folder of the neighbour groups, `vectors` are those of corpus and queries.
-    Counts what is above the threshold of the search all the same: near duplicates of the query, and
+    Counts what is above the threshold of the search nevertheless: near duplicates of the query, and
     what an approximate search missed.
     """
     sentences = open_sentences(workdir, fingerprint)
@@ -298,3 +360,26 @@ def _conflicts(
         same_group = slots.group[distance:] == slots.group[:-distance]
         wrong[distance:] |= same_group & (dealt[distance:] == dealt[:-distance])
     return wrong
+
+
+STRATEGY = Strategy(
+    make_groups,
+    why_no_more,
+    remark=remark,
+    counts={
+        "dealt": Count("dealt anew"),
+        "still_related": Count(
+            "of these, stayed with a query that they are related to, for want of another"
+        ),
+        "above_threshold": Count(
+            "of these, related to their query: exact cosine above the threshold",
+            related_share,
+            "their share, in every arm random_* (a control should have less than 1%)",
+            2,
+        ),
+        "same_length_groups": Count(
+            "groups as long as with their neighbours",
+            lambda results: results["same_length_groups"] / max(1, results["groups"]),
+        ),
+    },
+)

@@ -9,7 +9,7 @@ import pytest
 from icl_jax.config import StageError
 from icl_jax.design.groups import GroupShard, write_groups
 from icl_jax.design.records.layout import Marks
-from icl_jax.design.strategies.random_groups import (
+from icl_jax.design.strategies.random import (
     Related,
     Slots,
     check_related,
