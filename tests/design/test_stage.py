@@ -24,12 +24,13 @@ from icl_jax.config import (
 from icl_jax.corpus.tokenizers import Tokenizer
 from icl_jax.data.input_pipeline import GlobalBatches, open_data
 from icl_jax.data.shards import Shards, find_shards
-from icl_jax.design.arms import ARMS
-from icl_jax.design.arms import ARMS as ARM_NAMES
+from icl_jax.design.arms import ARMS, own_strategies
 from icl_jax.design.folders import DesignFolders, arm_folder
 from icl_jax.design.groups import Groups
+from icl_jax.design.records.records import LAYOUTS
 from icl_jax.design.sentences import Sentences
 from icl_jax.design.stage import design
+from icl_jax.design.strategies.strategy import Strategy, open_strategy
 from icl_jax.models import create, huggingface
 from icl_jax.retrieval.neighbours import Neighbours
 from icl_jax.training.checks import check_run
@@ -40,7 +41,7 @@ MATCHED = [f"{kind}_{layout}" for kind in ("neighbours", "random")
            for layout in ("in_context", "in_batch")]  # fmt: skip
 
 
-def config_for(folder: Path, arms=ARM_NAMES, people=40, **changes):
+def config_for(folder: Path, arms=ARMS, people=40, **changes):
     # So small a corpus has few sentences that are not related.
     given = {"arms": tuple(arms), "max_related_share": 1.0}
     examples = given | changes.pop("examples", {})
@@ -68,7 +69,9 @@ def sentences_used(workdir, arm):
 
 
 def test_every_arm_has_its_strategy_and_layout():
-    assert set(ARMS) == set(ARM_NAMES)
+    for arm in ARMS.values():
+        assert isinstance(open_strategy(arm.strategy), Strategy) and arm.layout in LAYOUTS
+        assert {*arm.made_from} <= {*own_strategies()}
 
 
 def test_matched_arms_hold_the_same_sentences_each_as_often(built):
@@ -85,7 +88,7 @@ def test_matched_arms_hold_the_same_sentences_each_as_often(built):
         arm: json.loads((arm_folder(workdir, arm) / "results.json").read_text())[
             "sentence_multiset"
         ]
-        for arm in ARM_NAMES
+        for arm in ARMS
     }
     assert len({checksums[arm] for arm in MATCHED}) == 1
     others = {checksums[arm] for arm in ("contiguous", "task_only", "shared_entity")}
