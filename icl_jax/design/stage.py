@@ -248,7 +248,7 @@ def _check_documents(corpus: SentenceTable, design: DesignConfig) -> None:
     if corpus.num_documents == 1 and not design.queries.files and not design.search.same_document:
         raise ConfigError(
             f"the corpus is one document of {len(corpus)} sentences, and neighbours in the same "
-            "document are left out, so there can be none; if its documents are parted by blank "
+            "document are left out, so there can be none; if its documents are separated by blank "
             "lines, set design.corpus.text_documents=block, else design.search.same_document=True"
         )
 
@@ -291,7 +291,8 @@ def _why_no_groups(build: Build, strategy: str, results: dict) -> str:
         return message + (
             f"of {results['queries']:,} queries {results['too_few_neighbours']:,} have fewer "
             f"than design.examples.min_neighbours = {build.examples.min_neighbours} related "
-            f"sentences, and of {results['too_long']:,} too few fit into {build.limit} tokens"
+            f"sentences, and for {results['too_long']:,} too few of these fit into {build.limit} "
+            "tokens"
         )
     return message + "there are no sentences"
 
@@ -324,7 +325,7 @@ def _print_summary(results: dict[str, dict], workdir: str | os.PathLike) -> None
 
 
 def _print_remarks(design: DesignConfig, folders: DesignFolders) -> None:
-    """What a strategy has to say about its arms: how far the random ones are a control."""
+    """What a strategy reports about its arms, such as whether the random ones are a control."""
     for name in strategies_of(design.examples.arms):
         arms = [arm for arm in design.examples.arms if ARMS[arm].strategy == name]
         remark = open_strategy(name).remark

@@ -1,4 +1,4 @@
-"""The steps of a build: in which order they run, and which of them are made from which."""
+"""The steps of a build: the order in which they run, and which of them depend on which."""
 
 from fnmatch import fnmatch
 from pathlib import Path
@@ -36,7 +36,7 @@ def steps_of(config: dict) -> list[str]:
 
 
 def refuse_other_inputs(error: OtherInputsError, folders: DesignFolders) -> StageError:
-    """The same refusal with all folders that the other inputs make useless, not one at a time."""
+    """The same refusal, naming all folders that the other inputs make useless."""
     place = shown(error.path)
     delete = suggest_removal(*(shown(path) for path in made_from(error.path, folders)))
     return StageError(

@@ -1,4 +1,4 @@
-"""Some groups for people to look at: the same sentence as each strategy groups it."""
+"""Sample groups for the reader: the same sentence as each strategy groups it."""
 
 from collections.abc import Sequence
 import os
@@ -72,7 +72,7 @@ def _draw(size: int, count: int, seed: int) -> list[int]:
 
 
 def _draw_kept(groups: Groups, folder: os.PathLike, count: int, seed: int) -> list[int]:
-    """The same of those groups that the gain filter kept, which may be few."""
+    """The same, among the groups that the gain filter kept, which may be few."""
     sizes = list(enumerate(map(len, groups.shards)))
     kept = np.cumsum([0, *(int(read_keep(folder, *size).sum()) for size in sizes)])
     numbers = []
@@ -91,7 +91,7 @@ def _is_kept(groups: Groups, folder: os.PathLike, number: int) -> bool:
 
 
 def _find(groups: Groups, sentences: Sequence[int], as_query: bool) -> dict[int, int]:
-    """Sentence -> the first group that it begins, or that holds it at all."""
+    """Sentence -> the first group that it begins (or, if not `as_query`, that holds it)."""
     found: dict[int, int] = {}
     for start, shard in zip(groups.starts, groups.shards):
         ids = shard.ids[shard.offsets[:-1]] if as_query else shard.ids

@@ -30,13 +30,13 @@ _CANDIDATES = {
 _INSIDE_SEARCH = ("neighbours_signatures", "neighbours_pool", "neighbours_index")
 _RECALL = {
     "candidates": "of the nearest sentences, before any rule",
-    "neighbours": "of the neighbours, were there no threshold",
+    "neighbours": "of the neighbours, if there were no threshold",
     "above_threshold": "of the neighbours above the threshold",
 }
 
 
 def arms(card: dict) -> str:
-    """One line for each arm, and which of them are a fair comparison."""
+    """One line for each arm, and which of them make a fair comparison."""
     classes = {arm: i for i, members in enumerate(card["same_sentences"]) for arm in members}
     rows = [
         (arm, found["strategy"], found["layout"].replace("_", " "), found["groups"],
@@ -65,7 +65,7 @@ def arms(card: dict) -> str:
 
 
 def corpus(card: dict) -> str:
-    """From documents to sentences, with what was left out."""
+    """From documents to sentences, and what was left out."""
     tables = [("corpus", card["corpus"])] + [("queries", card["queries"])] * bool(card["queries"])
     rows = [
         (name, found["documents"], sum(found["bad_documents"].values()), found["sentences"],
@@ -88,7 +88,7 @@ def corpus(card: dict) -> str:
             heads = ("place", "file", "reason")
             parts.append(
                 details(
-                    f"Where they stand ({name}; at most {len(lines)} are shown)",
+                    f"Where they are ({name}; at most {len(lines)} are shown)",
                     table(heads, lines),
                 )
             )
@@ -109,17 +109,17 @@ def search(card: dict) -> str:
         (f"with a neighbour above {threshold:g}", answered),
         ("their share", percent(answered / max(1, asked))),
         ("neighbours of a query, on average", decimal(found["mean_neighbours"])),
-        ("queries for which more candidates were asked for", found["asked_again"]),
+        ("queries that needed more candidates", found["asked_again"]),
         ("queries that had too few even then", found["too_few_candidates"]),
         ("sentences searched", found["pool"]),
         ("of these, equal to an earlier one", found["pool_exact_duplicates"]),
         ("of these, without a vector", found["pool_zero_vectors"]),
-        ("near duplicates among what was near enough", percent(close / max(1, close + kept), 2)),
+        ("near duplicates among those near enough", percent(close / max(1, close + kept), 2)),
         ("index", Number(f"{found['engine']}, {found.get('index', '')}")),
     ]
     left_out = [(_CANDIDATES.get(rule, rule.replace("_", " ")), number)
                 for rule, number in found["candidates_left_out"].items()]  # fmt: skip
-    recall = [(told, percent(found["recall"].get(name))) for name, told in _RECALL.items()]
+    recall = [(label, percent(found["recall"].get(name))) for name, label in _RECALL.items()]
     sample = f"Recall against brute force, {found['recall'].get('queries', 0):,} random queries"
     chart = histogram(
         found["similarity_edges"], found["similarity_counts"], "cosine to the query",
@@ -150,10 +150,10 @@ def _own_searches(card: dict) -> str:
 def _thresholds(found: dict) -> str:
     shares = found.get("share_at_threshold") or {}
     rows = [(Number(threshold), percent(share)) for threshold, share in shares.items()]
-    told = "What other thresholds would give: queries with at least one neighbour"
+    caption = "At other thresholds: queries with at least one neighbour"
     if "threshold_sample" in found:
-        told += f", of {found['threshold_sample']:,} random ones"
-    return table(("cosine above", "share of queries"), rows, told) if rows else ""
+        caption += f", of {found['threshold_sample']:,} random ones"
+    return table(("cosine above", "share of queries"), rows, caption) if rows else ""
 
 
 def strategies(card: dict) -> str:
@@ -164,12 +164,12 @@ def strategies(card: dict) -> str:
         gain = found.get("gain")
         if gain:
             chart = histogram(gain["gain_edges"], gain["gain_counts"], "nats a token", "Gain")
-            told = (
+            caption = (
                 f"{gain['kept']:,} of {gain['groups']:,} groups kept. The bars at both ends also "
                 f"count what lies beyond them. {gain['not_compared']:,} groups have nothing to "
                 "compare and are kept."
             )
-            charts.append(figure(f"Gain by context, {name}", chart, told))
+            charts.append(figure(f"Gain by context, {name}", chart, caption))
     shown = f'<div class="charts">{"".join(charts)}</div>' if charts else ""
     return f'<div class="pair">{"".join(parts)}</div>{shown}'
 
@@ -189,7 +189,7 @@ def _counts(found: dict, labels: Mapping[str, Count]) -> list[tuple[str, int | N
 
 
 def overlap(card: dict) -> str:
-    """Items of evaluation files that the corpus holds."""
+    """Items of evaluation files that occur in the corpus."""
     found = card["overlap"]
     if not found:
         return note("No evaluation files were given (design.examples.evaluation_files).")
@@ -202,16 +202,16 @@ def overlap(card: dict) -> str:
                     for sample in counts["samples"]]  # fmt: skip
     words, least = found["overlap_words"], found["min_words"]
     heads = ("file", "items", "too short", "overlap", "share", f"by {words} words")
-    told = (
+    text = (
         f"An item overlaps if one of its fields shares {words} consecutive words with a document "
-        f"of the corpus or of the queries; a shorter field if the whole of it stands there "
-        f"and it has at least {least} words (such ones are often just common phrases: look at the "
-        "last column). Case and punctuation do not count. All sentences are searched, also those "
-        "that no arm uses."
+        f"of the corpus or of the queries; a shorter field, if all of it occurs there and "
+        f"it has at least {least} words (these are often just common phrases: see the last "
+        "column). Case and punctuation do not count. All sentences are searched, even those that "
+        "no arm uses."
     )
-    shown = table(("item", "its text", "words in common", "stands in"), samples)
+    shown = table(("item", "its text", "words in common", "found in"), samples)
     return (
-        table(heads, rows) + note(told) + details("Some items that overlap", shown) * bool(samples)
+        table(heads, rows) + note(text) + details("Some items that overlap", shown) * bool(samples)
     )
 
 

@@ -1,4 +1,4 @@
-"""Prints one record of an arm as text, with scores and documents, and why nothing was added to it.
+"""Prints one record of an arm as text, with scores and documents, and why it holds no more.
 
 python -m icl_jax.design.explain --workdir=DIR --arm=neighbours_in_context --index=17
 python -m icl_jax.design.explain --workdir=DIR --arm=random_in_context --sentence=1234
@@ -44,7 +44,7 @@ def main(argv: list[str] | None = None) -> None:
 
 
 class ArmRecords:
-    """The records of a finished arm, and what is needed to show them."""
+    """The records of a finished arm, with what it takes to show them."""
 
     def __init__(self, workdir: str, name: str):
         folder = arm_folder(workdir, name)
@@ -74,7 +74,7 @@ class ArmRecords:
 
 
 def show_record(records: ArmRecords, index: int) -> None:
-    """Where a record lies, its groups with all their sentences, and why each ends where it does."""
+    """Prints the place of a record, its groups with all sentences, and why each holds no more."""
     if not 0 <= index < len(records):
         raise StageError(f"--index must be from 0 to {len(records) - 1}, got {index}")
     record = records.records[index]
@@ -102,7 +102,7 @@ def show_record(records: ArmRecords, index: int) -> None:
 
 
 def find_sentence(records: ArmRecords, sentence: int) -> None:
-    """Which records hold a sentence; all are read."""
+    """Prints which records hold a sentence; reads all of them."""
     if not 0 <= sentence < len(records.sentences):
         last = len(records.sentences) - 1
         raise StageError(f"--sentence must be from 0 to {last}, got {sentence}")

@@ -1,6 +1,6 @@
 """Why a group holds no further sentence: what would have come next, and what kept it out.
 
-Each strategy gives the reason for its groups; what several of them need for it is here.
+Each strategy gives the reasons for its own groups; here is what several of them need for it.
 """
 
 import functools
@@ -23,8 +23,8 @@ from icl_jax.retrieval.search.signatures import Signatures
 from icl_jax.retrieval.show import nearest, plain
 from icl_jax.retrieval.vectors import Vectors
 
-_CANDIDATES = 2048  # nearest sentences that are looked at, as many as by the search at most
-_ROUNDING = 1e-5  # of cosines that were computed in another order
+_CANDIDATES = 2048  # nearest sentences to look at: as many as the search takes at most
+_ROUNDING = 1e-5  # of cosines that are computed in another order
 _SHOWN = 60  # characters of a sentence
 
 

@@ -29,7 +29,7 @@ def gain_inputs(examples: ExamplesConfig, strategy: str) -> dict:
 def check_gain_model(
     examples: ExamplesConfig, limit: int, tokenizer: Tokenizer | None = None
 ) -> None:
-    """Stops on a model that cannot judge groups of `limit` tokens; reads no weights."""
+    """Stops if the model cannot judge groups of `limit` tokens; reads no weights."""
     field = f"design.examples.gain_model: {examples.gain_model}"
     try:
         config = huggingface.read_config(examples.gain_model)
@@ -43,7 +43,7 @@ def check_gain_model(
         )
     masked = not isinstance(config, GPTConfig)
     if masked and not config.mlm_head:
-        found.append("it has no MLM head, so it predicts no token; choose one that has")
+        found.append("it has no MLM head, so it predicts no token; choose one that has one")
     if tokenizer is not None and tokenizer.vocab_size > config.vocab_size:
         found.append(
             f"it knows {config.vocab_size} tokens, but the tokenizer has {tokenizer.vocab_size}, "

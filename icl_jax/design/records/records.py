@@ -71,7 +71,7 @@ def write_arm(
         "seed": seed,
         "shard_bytes": shard_bytes,
     }
-    if row_holds != PACKED:  # the designs of before say nothing of it
+    if row_holds != PACKED:  # older designs do not have it
         inputs["row_holds"] = row_holds
     step = StepFolder(folder, inputs)
     if step.results is None:
@@ -93,7 +93,7 @@ def write_arm(
 
 
 def record_file(folder: Path, arm: str, index: int, num_shards: int) -> Path:
-    """Where the records of a shard lie."""
+    """The file of the records of a shard."""
     return folder / f"{arm}-train.tfrecord-{index:05d}-of-{num_shards:05d}"
 
 
@@ -126,7 +126,7 @@ def make_record_shard(
     else:
         records = _sentences_alone(numbers, pieces)
     write_records(path, records)
-    # Reads all of it again, and so checks it.
+    # Reads the whole file again, and so checks it.
     (shard,) = load_indexes([epath.Path(path)], show_progress=False)
     rows = len(shard)
     if layout == "in_batch":
@@ -140,8 +140,8 @@ def _count_shards(sentences: Sentences, sizes: np.ndarray, shard_bytes: int) -> 
     """By the number of sentences, taken to be of average length."""
     if not len(sizes):
         raise StageError(
-            "the gain filter left no group at all; lower design.examples.min_gain, or give another "
-            "design.examples.gain_model"
+            "the gain filter left no group at all; lower design.examples.min_gain, or choose "
+            "another design.examples.gain_model"
         )
     mean_tokens = 1 + sentences.num_tokens / len(sentences)
     size = int(sizes.sum()) * mean_tokens * _BYTES_PER_TOKEN
@@ -149,7 +149,7 @@ def _count_shards(sentences: Sentences, sizes: np.ndarray, shard_bytes: int) -> 
 
 
 def _shuffle(numbers: np.ndarray, seed: int, folder: Path) -> np.ndarray:
-    """Stores these groups in random order; the same for all arms that have as many."""
+    """Stores these groups in random order, the same for all arms with as many groups."""
     order = np.random.RandomState(seed).permutation(numbers)
     if not (folder / _SHUFFLE).exists():
         with beside(folder / _SHUFFLE) as partial, partial.open("wb") as file:
@@ -173,14 +173,14 @@ def _make_shards(
 
 
 def _counts_file(folder: Path, index: int) -> Path:
-    """What was counted in a shard; it is written last, so that it says that the shard is done."""
+    """The counts of a shard; written last, so a shard is done if this file exists."""
     return folder / f"counts-{index:05d}.json"
 
 
 @functools.lru_cache(maxsize=1)
 def _open_groups(folder: str, fingerprint: str) -> Groups:
     """As `Groups.open`, kept from shard to shard."""
-    del fingerprint  # another one means that the folder was made anew
+    del fingerprint  # a new one means that the folder was made again
     return Groups.open(Path(folder))
 
 
@@ -226,7 +226,7 @@ def _rows_of_training(shard: ShardIndex, row_length: int, row_holds: str, seed: 
 
 
 def count_groups(groups: Sequence[Sequence[Piece]], row_length: int) -> dict:
-    """The counts of some groups, each given by its examples."""
+    """The counts of some groups, each a list of its examples."""
     pieces = [piece for group in groups for piece in group]
     ids = [piece.sentence_ids for piece in pieces]
     sizes = [sum(len(piece.sentence_ids) for piece in group) for group in groups]
@@ -266,14 +266,14 @@ def add_up(counts: Sequence[dict], row_length: int) -> dict:
         row_length * i / _LENGTH_BINS for i in range(_LENGTH_BINS + 1)
     ]
     total["tokens_per_group_counts"] = _add_lists([shard["tokens_per_group"] for shard in counts])
-    # Of the sentences that were chosen by one: not of queries, nor of running text.
+    # Only of sentences that were chosen by similarity: not of queries, nor of running text.
     total["similarity_edges"] = SIMILARITY_EDGES.tolist()
     total["similarity_counts"] = _add_lists([shard["similarities"] for shard in counts])
     return total
 
 
 def multiset(ids: np.ndarray) -> str:
-    """A checksum of ids, each as often as it comes, in any order."""
+    """A checksum of ids, each as often as it occurs, in any order."""
     mixed = mix(ids.astype(np.uint64))  # sums of plain ids would collide
     return f"{int(mixed.sum(dtype=np.uint64)):016x}"
 

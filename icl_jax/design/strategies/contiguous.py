@@ -71,7 +71,7 @@ def make_shard(
 
 
 def cut(lengths: np.ndarray, ends_document: np.ndarray, limit: int) -> np.ndarray:
-    """Where chunks begin, and the end: as many sentences of one document as fit."""
+    """The first sentence of each chunk, and the end; a chunk takes what fits of one document."""
     offsets, used = [0], 0
     for i, (length, ends) in enumerate(zip(lengths.tolist(), ends_document.tolist())):
         if used and used + length > limit:

@@ -1,8 +1,8 @@
 """In-Context Pretraining: whole documents in the order of a walk over related ones, each once.
 
-After Shi et al., ICLR 2024: from an unvisited document of smallest degree, always on to the
-unvisited related one of largest weight; where there is none, the walk starts anew. Documents
-related to none come last, in random order. The path is cut into contexts at ends of sentences.
+After Shi et al., ICLR 2024: from an unvisited document of smallest degree, the walk continues to
+the unvisited related one of largest weight; if there is none, it starts anew. Documents related to
+none come last, in random order. The path is cut into contexts at ends of sentences.
 """
 
 from pathlib import Path
@@ -79,12 +79,12 @@ def why_no_more(reasons: "Reasons", ids: list[int], left: int) -> str:
 
 
 def check_queries(has_queries: bool) -> None:
-    """Stops if the sentences of a task ask: the path needs neighbours within the corpus."""
+    """Stops if the queries are those of a task: the path needs neighbours within the corpus."""
     if has_queries:
         raise ConfigError(
             "design.examples.arms: document_path walks over the neighbours of the corpus's own "
-            "sentences, but here the sentences of design.queries ask; leave design.queries.files "
-            "empty, or that arm out"
+            "sentences, but here the sentences of design.queries are the queries; leave "
+            "design.queries.files empty, or that arm out"
         )
 
 
@@ -98,7 +98,7 @@ def make_document_path(
     runner: Runner,
     folder: Path,
 ) -> Groups:
-    """The contexts of the path through all documents of the corpus but near duplicates."""
+    """The contexts of the path through all documents of the corpus except near duplicates."""
     corpus, folders = sentences.corpus, DesignFolders(workdir)
     check_queries(sentences.queries is not None)
     made_from = {
@@ -171,10 +171,10 @@ def write_part(
 
 
 def cut(lengths: np.ndarray, ends_document: np.ndarray, limit: int, marks: Marks) -> np.ndarray:
-    """Where contexts begin, and the end: as many sentences as fit, with the marks between.
+    """The first sentence of each context, and the end; a context takes what fits with its marks.
 
-    The token behind a document is the separator, or the end where the context ends too. With
-    [begin], layout.py frames every context, and only separators are counted here.
+    The token after a document is the separator, or the end if the context ends too. With [begin],
+    layout.py frames every context, and only separators are counted here.
     """
     framed = marks.begin is not None
     room = limit - marks.ends if framed else limit
@@ -192,7 +192,7 @@ def cut(lengths: np.ndarray, ends_document: np.ndarray, limit: int, marks: Marks
 def _find_path(
     workdir: str, sentences: Sentences, options: dict, runner: Runner, folder: Path
 ) -> dict:
-    """Finds near duplicates, makes the graph and walks it; the path is stored. Counts."""
+    """Finds near duplicates, makes the graph, walks it and stores the path; the counts."""
     corpus = sentences.corpus
     step = StepFolder(folder, {"sentences": sentences.fingerprint, **options})
     if step.results is not None:

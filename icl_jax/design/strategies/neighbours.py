@@ -56,14 +56,16 @@ def why_no_more(reasons: "Reasons", ids: list[int], left: int) -> str:
             + suggest("retrieval.show", workdir=reasons.workdir, query="TEXT")
         )
     nearer, following = reasons.nearby.around(ids[0], taken)
-    told = not_fitting
-    if not told and following is None:
-        told = "no other sentence is among the nearest"
-    told = told or f"the next by similarity, {reasons.nearby.describe(ids[0], following)}"
+    if not_fitting:
+        reason = not_fitting
+    elif following is None:
+        reason = "no other sentence is among the nearest"
+    else:
+        reason = f"the next by similarity, {reasons.nearby.describe(ids[0], following)}"
     if nearer:
         more = f"; and {len(nearer) - 1:,} more" if len(nearer) > 1 else ""
-        told += f"\nnearer, but left out: {reasons.nearby.describe(ids[0], nearer[0])}{more}"
-    return told
+        reason += f"\nnearer, but left out: {reasons.nearby.describe(ids[0], nearer[0])}{more}"
+    return reason
 
 
 def make_shard(
@@ -106,10 +108,10 @@ def take_until_full(
     marks: Marks,
     between: int,
 ) -> np.ndarray:
-    """How many neighbours each query takes: in order, until the next would pass the limit.
+    """How many neighbours each query takes: in order, until the next would exceed the limit.
 
-    Query i has the neighbours whose lengths stand from offsets[i] to offsets[i + 1]; each adds its
-    tokens and `between` more (`Marks.between`).
+    The lengths of the neighbours of query i are those from offsets[i] to offsets[i + 1]; each
+    neighbour adds its tokens and `between` more (`Marks.between`).
     """
     with_separator = np.append(0, np.cumsum(lengths.astype(np.int64) + between))
     query = np.repeat(np.arange(len(query_lengths)), np.diff(offsets))

@@ -2,7 +2,7 @@
 
 Levine et al. 2022 suggest it for building examples. The score of two sentences is the cosine of
 their rare terms weighted by idf: like the similarity of neighbours it is symmetric, in [0, 1], and
-falls with all that the two do not share. What comes out is what a search for neighbours writes.
+falls with everything the two do not share. The output is that of a search for neighbours.
 """
 
 from collections import Counter
@@ -79,7 +79,7 @@ def why_no_more(reasons: "Reasons", ids: list[int], left: int) -> str:
 def make_related_by_entity(
     workdir: str, sentences: Sentences, config: DesignConfig, runner: Runner, folder: Path
 ) -> Neighbours:
-    """Of every query sentence those that share rare terms with it, by score; index beside it."""
+    """The sentences that share rare terms with each query, by score; the index lies beside them."""
     search = {
         name: getattr(config.search, name)
         for name in ("neighbours", "same_document", "duplicate_jaccard")
@@ -193,7 +193,7 @@ def _run(
 def _open_signatures(
     workdir: str, fingerprint: str, own_queries: bool
 ) -> tuple[Signatures, Signatures]:
-    """Of the corpus and of the queries; kept from shard to shard, as `open_sentences`."""
+    """Those of the corpus and of the queries; kept from shard to shard, as `open_sentences`."""
     places = SearchFolders(DesignFolders(workdir).neighbours)
     pool = Signatures.open(places.signatures)
     return pool, Signatures.open(places.query_signatures) if own_queries else pool

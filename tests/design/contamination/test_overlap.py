@@ -214,7 +214,7 @@ def test_runs_are_found_as_by_loops():
 @pytest.mark.parametrize(
     ("name", "content", "message"),
     [
-        ("items.bin", b"x", r"items\.bin does not tell its format; known are \.jsonl"),
+        ("items.bin", b"x", r"items\.bin does not show its format; known endings are \.jsonl"),
         ("items.txt", b"a\nb\xff\n", r"invalid UTF-8 in line 2, byte 3; convert it"),
         ("items.txt", b"a\0b\n", r"a NUL byte: no text"),
         ("items.jsonl", b'{"a": "b"}\n{"a"\n', r"no JSON in line 2"),
