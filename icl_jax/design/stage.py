@@ -67,6 +67,7 @@ def _run_steps(
     """All steps in order; the results of every arm."""
     examples = config.design.examples
     strategies = strategies_of(examples.arms)
+    # Tokenizer, sentences, vectors, neighbours.
     neighbours = find_related(config, workdir, need_neighbours(strategies))
     build = Build.open(config, workdir, neighbours)
     _check_other_arms(folders, build.sentences)
