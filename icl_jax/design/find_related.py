@@ -24,8 +24,10 @@ from icl_jax.files.step_folder import StepFolder, write_json
 from icl_jax.retrieval.embeddings import embed_table
 from icl_jax.retrieval.encoders.encoder import Encoder, fit_tfidf, open_encoder
 from icl_jax.retrieval.neighbours import Neighbours
-from icl_jax.retrieval.search.find import check_search, find_neighbours
+from icl_jax.retrieval.search.find import find_neighbours
+from icl_jax.retrieval.search.open_search import check_search
 from icl_jax.sharding import make_host_mesh
+from icl_jax.workers.job import on_first
 
 
 def find_related(
@@ -64,7 +66,7 @@ def find_related(
         queries, query_vectors, corpus, vectors, design.search, folders.neighbours, config.seed,
         mesh, runner, {**encoder.identity, "store": design.encoder.store},
     )  # fmt: skip
-    write_json(folders.config, to_dict(design))  # `show` opens what it says
+    on_first("note the design", write_json, folders.config, to_dict(design))  # read by `show`
     _print_summary(corpus, found, design, workdir)
     return found
 
@@ -99,12 +101,17 @@ def _prepare_tokenizer(design: DesignConfig, folders: DesignFolders) -> Tokenize
         inputs |= {"rules": RULES_VERSION, "shard_bytes": shard_bytes}
         inputs["vocab_size"] = config.vocab_size
     step = StepFolder(folders.tokenizer, inputs)
-    if step.results is None:
-        if tokenizer is None:
+
+    def make() -> dict:
+        made = tokenizer
+        if made is None:
             print(f"training a tokenizer of {config.vocab_size:,} tokens", flush=True)
-            tokenizer = train(sample_sentences(design.corpus, shard_bytes), config.vocab_size)
-        tokenizer.save(folders.tokenizer)
-        step.complete({"vocab_size": tokenizer.vocab_size, "fingerprint": tokenizer.fingerprint})
+            made = train(sample_sentences(design.corpus, shard_bytes), config.vocab_size)
+        made.save(folders.tokenizer)
+        return {"vocab_size": made.vocab_size, "fingerprint": made.fingerprint}
+
+    if step.results is None:
+        step.complete(make)
     return Tokenizer.open(folders.tokenizer)
 
 
@@ -145,13 +152,17 @@ def _fit_encoder(
     inputs = {"sentences": corpus.fingerprint, "dim": config.tfidf_dim, "seed": seed}
     inputs |= {"language": language, "words": WORD_RULES}
     step = StepFolder(folders.encoder, inputs)
-    if step.results is None:
+
+    def fit() -> dict:
         print(f"fitting TF-IDF of {config.tfidf_dim} dimensions", flush=True)
         texts = itertools.chain.from_iterable(
             corpus.texts(shard).to_pylist() for shard in range(corpus.num_shards)
         )
         fit_tfidf(texts, config, folders.encoder, seed, language)
-        step.complete({})
+        return {}
+
+    if step.results is None:
+        step.complete(fit)
     return open_encoder(config, mesh, folders.encoder)
 
 

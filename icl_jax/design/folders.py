@@ -23,8 +23,7 @@ class DesignFolders:
     """Where the steps of the design stage lie in a workdir; of one at a URL, its local copy."""
 
     def __init__(self, workdir: str | os.PathLike):
-        self._place = epath.Path(workdir) / "design"
-        self.path = mirror.local_folder(self._place)
+        self.path = mirror.local_folder(epath.Path(workdir) / "design")
         self.config = self.path / "config.json"
         self.tokenizer = self.path / "tokenizer"
         self.corpus = self.path / "corpus"
@@ -38,7 +37,7 @@ class DesignFolders:
         self.arms = self.path / "arms"  # a folder of records for each arm
         self.overlap = self.path / "overlap"
         self.card = self.path / "card.html"
-        # Of workers elsewhere: where they leave their results.
+        # Where workers of Beam leave their results.
         self.beam = self.path / "beam"
         if is_remote(workdir):
             self.beam = self.path.with_name(f"{self.path.name}-beam")  # nothing to be kept
@@ -47,7 +46,7 @@ class DesignFolders:
 
     def runner(self, design: DesignConfig) -> Runner:
         """What works on the shards."""
-        return Runner.of(design, self.beam, str(self._place))
+        return Runner.of(design, self.beam)
 
     @property
     def has_queries(self) -> bool:

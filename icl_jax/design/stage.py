@@ -9,6 +9,8 @@ import dataclasses
 import os
 from pathlib import Path
 
+import numpy as np
+
 from icl_jax.cli import suggest
 from icl_jax.config import ConfigError, DesignConfig, ExamplesConfig, ExperimentConfig, StageError
 from icl_jax.config.tree import to_dict
@@ -30,11 +32,19 @@ from icl_jax.design.strategies import contiguous, neighbour_groups, random_group
 from icl_jax.design.strategies.document_path import check_queries, make_document_path
 from icl_jax.design.strategies.shared_entity import make_related_by_entity
 from icl_jax.files.folder_lock import alone_in
-from icl_jax.files.step_folder import OtherInputsError, StepFolder, read_inputs, write_json
+from icl_jax.files.step_folder import (
+    OtherInputsError,
+    StepFolder,
+    once,
+    read_inputs,
+    write_json,
+)
 from icl_jax.retrieval.neighbours import Neighbours
-from icl_jax.retrieval.search.find import describe_thresholds
+from icl_jax.retrieval.search.results import describe_thresholds
 from icl_jax.sharding import make_host_mesh
-from icl_jax.workers.local import Runner, progress_bar, run_shards
+from icl_jax.workers.job import on_first
+from icl_jax.workers.local import Runner
+from icl_jax.workers.shards import add_up, make_shards
 
 
 def design(config: ExperimentConfig, workdir: str | os.PathLike) -> None:
@@ -63,10 +73,11 @@ def _run_steps(
     for strategy in wanted:
         build.make_groups(strategy)
     results = {arm: build.write_records(arm) for arm in examples.arms}
-    write_json(folders.config, to_dict(config.design))  # every step has accepted it
+    # Every step has accepted it.
+    on_first("note the design", write_json, folders.config, to_dict(config.design))
     if examples.evaluation_files:
         find_overlap(workdir, examples, build.sentences, build.runner)
-    write_card(workdir)
+    on_first("write the card", write_card, workdir)
     return results
 
 
@@ -249,19 +260,19 @@ class Build:
         step = StepFolder(folder, made_from)
         if step.results is None:
             shards = range(len(starts) - 1)
-            sizes = [int(starts[shard + 1] - starts[shard]) for shard in shards]
-            missing = [shard for shard in shards if not group_file(folder, shard).exists()]
-            results = {"shards": len(shards)}
-            label = {"unit": "sentence", "unit_scale": True, "desc": f"groups: {strategy}"}
-            done = sum(sizes) - sum(sizes[shard] for shard in missing)
-            with progress_bar(total=sum(sizes), initial=done, **label) as bar:
-                results |= prepare(folder) if prepare else {}
-                tasks = [task(str(folder), shard) for shard in missing]
-                run_shards(make_shard, tasks, bar, [sizes[s] for s in missing], self.runner)
-            for shard in shards:
-                for name, count in read_counts(folder, shard).items():
-                    results[name] = results.get(name, 0) + count
-            step.complete(results)
+            prepared = once(folder, prepare, folder) if prepare else {}
+            make_shards(
+                f"groups: {strategy}", folder, np.diff(starts),
+                lambda shard: group_file(folder, shard).exists(), make_shard,
+                lambda shard: task(str(folder), shard), self.runner,
+            )  # fmt: skip
+            step.complete(
+                lambda: {
+                    "shards": len(shards),
+                    **prepared,
+                    **add_up(read_counts(folder, shard) for shard in shards),
+                }
+            )
         return Groups.open(folder)
 
     def _gain(self) -> dict:

@@ -28,23 +28,56 @@ from etils import epath
 from icl_jax.config import ConfigError, StageError
 from icl_jax.files import mirror
 from icl_jax.files import remote as storage
+from icl_jax.workers.job import gather, job_size, on_first
 
 BEAT_SECONDS = 15
 DEAD_SECONDS = 90  # without a beat; the same for a process that cannot reach its lock
+_LOOK_SECONDS = 5  # how long a process of a job looks for the name of the first
 _NO_LOCKS = {errno.ENOLCK, errno.ENOTSUP, errno.ENOSYS}  # some network disks
 
 
 @contextlib.contextmanager
 def alone_in(path: epath.PathLike) -> Iterator[None]:
-    """Holds a folder, on a disk or at a URL, for this process; of a local copy the URL too."""
+    """Holds a folder, on a disk or at a URL, for this process; for a local copy also its URL.
+
+    The first process of a job holds it for all of them, which must see the folder.
+    """
     with contextlib.ExitStack() as held:
         remote = storage.is_remote(path)
-        if not remote:
-            held.enter_context(_held_here(Path(path)))
         url = os.fspath(path) if remote else mirror.shown(Path(path))
-        if storage.is_remote(url):
-            held.enter_context(_RemoteLock(url.rstrip("/")))
+
+        def hold() -> None:
+            if not remote:
+                held.enter_context(_held_here(Path(path)))
+            if storage.is_remote(url):
+                held.enter_context(_RemoteLock(url.rstrip("/")))
+
+        on_first("lock a folder", hold)
+        if job_size() > 1 and not storage.is_remote(url):
+            _check_seen(Path(path))
         yield
+
+
+def _check_seen(folder: Path) -> None:
+    """Stops if a process of the job does not see what the first one wrote: who holds the folder."""
+    holder = gather("who holds the folder", os.getpid())[0]
+    deadline = time.monotonic() + _LOOK_SECONDS
+    while not (seen := _holder_of(folder) == holder) and time.monotonic() < deadline:
+        time.sleep(0.1)
+    found = gather("who sees the folder", int(seen))
+    blind = [str(place) for place, sees in enumerate(found) if not sees]
+    if blind:
+        raise StageError(
+            f"process {', '.join(blind)} of this job cannot see what process 0 writes to "
+            f"{folder}; expected a --workdir on a disk that all hosts share, under the same path"
+        )
+
+
+def _holder_of(folder: Path) -> int | None:
+    try:
+        return _parsed((folder / "lock").read_text()).get("process")
+    except OSError:
+        return None
 
 
 @contextlib.contextmanager

@@ -18,8 +18,7 @@ import uuid
 from tqdm import tqdm
 
 from icl_jax.config import ConfigError, StageError
-from icl_jax.files.step_cost import note_worker, peak_of_this_process
-from icl_jax.files.step_folder import beside
+from icl_jax.files.step_folder import beside, note_worker, peak_of_this_process
 from icl_jax.workers.local import Runner
 
 # Beam's runner in this process; its DirectRunner would download a program that it runs instead.
@@ -31,7 +30,7 @@ _ERROR = "error"
 def run(
     function: Callable, tasks: Sequence[tuple], bar: tqdm, sizes: Sequence[int], runner: Runner
 ) -> list:
-    """As `parallel.run_shards`. Without a --runner among its options Beam runs in this process."""
+    """As `local.run_shards`. Without a --runner among its options Beam runs in this process."""
     if not tasks:
         return []
     if not runner.folder:

@@ -15,7 +15,7 @@ from icl_jax.config import StageError
 from icl_jax.design.groups import GroupShard, read_groups, read_keep, write_groups
 from icl_jax.design.records.layout import Marks
 from icl_jax.design.sentences import Sentences, open_sentences
-from icl_jax.files.step_folder import beside
+from icl_jax.files.arrays import save_array
 from icl_jax.retrieval.neighbours import Neighbours
 from icl_jax.retrieval.vectors import Vectors
 
@@ -111,8 +111,7 @@ def deal_anew(
             f"groups, {left} find no other query that they are not related to; use a larger "
             "corpus, or leave these arms out (design.examples.arms)"
         )
-    with beside(folder / _DEALT) as partial, partial.open("wb") as file:
-        np.save(file, dealt)
+    save_array(folder / _DEALT, dealt)
     return {
         "dealt": len(dealt),
         "still_related": left,

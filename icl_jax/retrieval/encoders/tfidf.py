@@ -22,6 +22,7 @@ from threadpoolctl import threadpool_limits
 
 from icl_jax.config import EncoderConfig, StageError
 from icl_jax.corpus.words import RULES_VERSION, UNSPACED, split_words, words_of
+from icl_jax.files.arrays import save_array
 from icl_jax.files.mirror import fetch
 from icl_jax.files.step_folder import beside, write_json
 
@@ -60,8 +61,7 @@ def fit_tfidf(
         components = _components(_weigh(counts, idf), config.tfidf_dim, seed)
     folder.mkdir(parents=True, exist_ok=True)
     for name, array in {"idf": idf, "components": components}.items():
-        with beside(folder / f"{name}.npy") as partial, partial.open("wb") as file:
-            np.save(file, array, allow_pickle=False)
+        save_array(folder / f"{name}.npy", array)
     with beside(folder / "terms.json") as partial:
         partial.write_text(json.dumps(counter.get_feature_names_out().tolist()))
     settings = {"language": language, "sentences": len(sample), "words": RULES_VERSION}
