@@ -29,7 +29,7 @@ _CONTROLS = dict.fromkeys([*range(32), *range(127, 160)], "\N{REPLACEMENT CHARAC
 
 
 def main(argv: list[str] | None = None) -> None:
-    """Reads the flags and prints; what is missing in the workdir is told in one line."""
+    """Reads the flags and prints; whatever is missing in the workdir is reported in one line."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
@@ -50,13 +50,13 @@ def main(argv: list[str] | None = None) -> None:
 
 @contextlib.contextmanager
 def ends_well() -> Iterator[None]:
-    """For a command that prints: an error is one line, and `| head` ends it without any."""
+    """For a command that prints: an error is one line, and `| head` ends it without one."""
     try:
         yield
         sys.stdout.flush()
     except (ConfigError, StageError) as error:
         sys.exit(f"error: {error}")
-    except BrokenPipeError:  # the reader has seen enough; what is left must go somewhere
+    except BrokenPipeError:  # the reader has seen enough; the rest must go somewhere
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
@@ -72,7 +72,7 @@ def show_text(folders: DesignFolders, text: str, count: int) -> None:
     if encoder.identity != read_inputs(folders.corpus_vectors)["encoder"]:
         raise StageError(
             f"{config.encoder.folder or folders.encoder} is not the encoder that made the vectors "
-            f"in {folders.corpus_vectors}; its files changed. Put the old ones back, or delete "
+            f"in {folders.corpus_vectors}; its files changed. Restore the old ones, or delete "
             "that folder and run --stages=design again"
         )
     query = normalise(encoder.encode([text]))[0]
@@ -84,7 +84,7 @@ def show_text(folders: DesignFolders, text: str, count: int) -> None:
 
 
 def show_sentence(folders: DesignFolders, sentence: int, count: int) -> None:
-    """The neighbours that were stored for a sentence, and what is nearest if there are none."""
+    """The neighbours that were stored for a sentence; if there are none, the nearest sentences."""
     corpus = SentenceTable.open(folders.corpus)
     neighbours = Neighbours.open(folders.neighbours)
     made_from = read_inputs(folders.neighbours)
@@ -119,7 +119,7 @@ def nearest(vectors: Vectors, query: np.ndarray, count: int) -> tuple[np.ndarray
 
 
 def print_found(table: SentenceTable, ids, similarities) -> None:
-    """Each sentence with its score, its id, and where it stands."""
+    """Each sentence with its score, its id, and its place."""
     for row, sentence in enumerate(map(int, ids)):
         score = "" if similarities is None else f"{similarities[row]:.3f}"
         document = table.document(int(table.documents[sentence]))
@@ -130,7 +130,7 @@ def print_found(table: SentenceTable, ids, similarities) -> None:
 def print_sentence(
     score: str, id: int, document: DocumentInfo, position: int, text: str, more: str = ""
 ) -> None:
-    """One sentence below a line that says where it stands; `more` goes to the end of that line."""
+    """One sentence below a line with its place; `more` is added to that line."""
     title = f"{document.title}, " if document.title else ""
     place = plain(f"{title}{document.file} {document.place}, sentence {position}")
     print(f"{score:>6}  #{id}  {place}{more and f'; {more}'}")
@@ -143,7 +143,7 @@ def print_text(text: str) -> None:
 
 
 def plain(text: str) -> str:
-    """A text that a terminal only shows."""
+    """A text without control characters, which a terminal would obey."""
     return text.translate(_CONTROLS)
 
 

@@ -1,8 +1,8 @@
 """Runs one function on many shards by Apache Beam, on any of its runners (extra `beam`).
 
-Files are all that joins launcher and workers, for a worker of a cluster can return nothing else: it
-writes its shard, and then its result into a folder that both see. A task may run twice (so do
-runners with what failed, or with what is slow); both times it writes the same.
+Launcher and workers share nothing but files, because a worker of a cluster can return nothing else:
+it writes its shard, and then its result, into a folder that both see. A task may run twice (runners
+repeat tasks that failed or are slow); both times it writes the same.
 """
 
 from collections.abc import Callable, Sequence
@@ -52,7 +52,7 @@ def run(
 
 
 def check(options: Sequence[str]) -> None:
-    """Stops if Beam is not there, or does not know these options."""
+    """Stops if Beam is not installed, or does not know these options."""
     _make_pipeline(options)
 
 
@@ -67,14 +67,14 @@ def _make_pipeline(options: Sequence[str]):
         ) from error
     if not any(option.partition("=")[0] == "--runner" for option in options):
         options = (LOCAL_RUNNER, *options)
-    told = io.StringIO()
+    printed = io.StringIO()
     try:
-        with contextlib.redirect_stderr(told):
+        with contextlib.redirect_stderr(printed):
             parsed = PipelineOptions(list(options))
             parsed.get_all_options()
         return beam.Pipeline(options=parsed)
-    except (ValueError, ImportError, SystemExit) as error:  # argparse tells, and exits
-        reason = told.getvalue().strip().splitlines()[-1:] or [error]
+    except (ValueError, ImportError, SystemExit) as error:  # argparse prints, and exits
+        reason = printed.getvalue().strip().splitlines()[-1:] or [error]
         raise ConfigError(
             f"design.beam_options must be options of Apache Beam, got {list(options)}: {reason[0]}"
         ) from None
@@ -91,12 +91,12 @@ def _run_pipeline(calls: list[bytes], options: Sequence[str]) -> None:
     except Exception as error:  # runners have no common one
         raise StageError(
             f"Beam could not run the pipeline ({type(error).__name__}: {error}); what was finished "
-            "stays. Look at the log of the runner, and give the same command again"
+            "is kept. Look at the log of the runner, and rerun the command"
         ) from error
     if state not in (None, "DONE"):
         raise StageError(
-            f"Beam ended the pipeline as {state}; what was finished stays. Look at the log of the "
-            "runner, and give the same command again"
+            f"Beam ended the pipeline as {state}; what was finished is kept. Look at the log of the "
+            "runner, and rerun the command"
         )
 
 

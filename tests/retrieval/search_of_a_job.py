@@ -1,6 +1,6 @@
 """What each process of the job in `test_search_of_a_job.py` runs.
 
-python tests/retrieval/search_of_a_job.py CONFIG WORKDIR well|no_room|no_memory --coordinator=... ...
+python tests/retrieval/search_of_a_job.py CONFIG WORKDIR well|no_room|no_memory --coordinator=...
 """
 
 from pathlib import Path

@@ -64,7 +64,7 @@ class JaxSearch:
         """Ids of the `count` nearest of each query, nearest first; -1 where there are none."""
         exact, size = self.index == "exact", _of_host(self.mesh)
         blocks = -(-max(1, len(queries)) // size)
-        if self.mesh.is_multi_process:  # equal rounds: who has fewer queries pads with zeros
+        if self.mesh.is_multi_process:  # equal rounds: a host with fewer queries pads with zeros
             blocks = max(gather("blocks of queries", blocks))
         own, found = np.zeros((blocks * size, self.width), np.float32), []
         own[: len(queries)] = queries

@@ -13,7 +13,7 @@ from icl_jax.retrieval.vectors import Vectors
 from icl_jax.workers.job import gather, on_first
 from icl_jax.workers.local import Runner
 
-_BLOCK = 8192  # queries that an engine gets at once
+_BLOCK = 8192  # queries that an engine gets at once; fixed, as the result must not depend on it
 _PIECE = 512  # queries that one thread scores at once, at least: few long steps cost less than many
 _MOST_CANDIDATES = 2048  # of one query; asking starts with far fewer
 _MOST_FOUND = 2**20  # candidates of all queries at once, when some ask again
