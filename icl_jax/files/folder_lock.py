@@ -144,7 +144,7 @@ class _RemoteLock:
         return True
 
     def _is_free(self, number: int) -> bool:
-        """Whether its process has ended; raises if it is alive, False if the number is not the last.
+        """Whether its process has ended; raises if it is alive; False: there is a later number.
 
         Finding out whether a process of another machine is alive takes a while.
         """

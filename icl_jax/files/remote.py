@@ -1,4 +1,4 @@
-"""Files at URLs (gs://...): whatever fails for a moment is tried again, and no partial file is read.
+"""Files at URLs (gs://...): what fails for a moment is tried again; no partial file is read.
 
 All URLs that `epath` knows are of object stores, where an object appears whole when its upload is
 complete. So a file for a URL is made here, on the disk, and then sent; if that fails, nothing is

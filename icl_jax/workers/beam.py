@@ -95,8 +95,8 @@ def _run_pipeline(calls: list[bytes], options: Sequence[str]) -> None:
         ) from error
     if state not in (None, "DONE"):
         raise StageError(
-            f"Beam ended the pipeline as {state}; what was finished is kept. Look at the log of the "
-            "runner, and rerun the command"
+            f"Beam ended the pipeline as {state}; what was finished is kept. Look at the log of "
+            "the runner, and rerun the command"
         )
 
 

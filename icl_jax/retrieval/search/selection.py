@@ -134,9 +134,10 @@ def take_nearest(
     """The first candidates of each query that repeat neither it nor one before them.
 
     `ids` has a row of candidates for each query, in order; the first `allowed` of a row are
-    considered, and at most `most` of them are taken. `near_query(rows, ids)` says which candidates repeat the
-    queries of these rows, `near_each_other(ids, others)` which repeat each other. Returns the
-    columns that are taken, -1 behind the last; and rule -> how many of each row it left out.
+    considered, and at most `most` of them are taken. `near_query(rows, ids)` says which candidates
+    repeat the queries of these rows, `near_each_other(ids, others)` which repeat each other.
+    Returns the columns that are taken, -1 behind the last; and rule -> how many of each row it left
+    out.
     """
     taken, size = np.full((len(ids), most), -1), np.zeros(len(ids), np.int64)
     of_query, of_neighbour = np.zeros((2, len(ids)), np.int64)
