@@ -14,7 +14,15 @@ from icl_jax.config import ConfigError, StageError
 from icl_jax.files import folder_lock
 from icl_jax.files.folder_lock import alone_in
 from icl_jax.files.step_folder import StepFolder, once, write_json
-from icl_jax.workers.job import agree, ends_with_job, job_place, job_size, join_job, on_first
+from icl_jax.workers.job import (
+    agree,
+    barrier,
+    ends_with_job,
+    job_place,
+    job_size,
+    join_job,
+    on_first,
+)
 from icl_jax.workers.local import Runner
 from icl_jax.workers.shards import make_shards
 
@@ -79,6 +87,10 @@ def other_files(folder: Path) -> None:
     agree("results of the step", job_place() == 0)
 
 
+def out_of_step(folder: Path) -> None:
+    barrier(f"here is {job_place()}")
+
+
 def wrong_word(folder: Path) -> None:
     def stop() -> None:
         raise ConfigError("a wrong word")
@@ -100,6 +112,7 @@ def no_process(folder: str, number: int) -> None:
 
 WORK = {
     "shards": shards, "first": first, "blind": blind, "other_files": other_files,
+    "out_of_step": out_of_step,
     "wrong_word": wrong_word, "no_shard": lambda folder: step_of(folder, no_shard),
     "no_process": lambda folder: step_of(folder, no_process),
 }  # fmt: skip

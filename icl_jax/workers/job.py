@@ -80,11 +80,11 @@ def gather(name: str, number: int) -> list[int]:
     thread = ThreadPoolExecutor(1)  # so that this one hears Ctrl-C meanwhile
     thread.submit(wait, key=key, timeout_ms=1000 * _PATIENCE).result()
     thread.shutdown()
-    given = np.array([zlib.crc32(name.encode()) >> 1, number], np.int32)
-    places, numbers = multihost_utils.process_allgather(given).T.tolist()
-    if len({*places}) > 1:
+    given = np.array([job_place(), zlib.crc32(name.encode()) >> 1, number], np.int32)
+    held = sorted(multihost_utils.process_allgather(given).tolist())
+    if len({where for _, where, _ in held}) > 1:
         raise RuntimeError(f"the processes of this job are out of step; this one is at '{name}'")
-    return numbers
+    return [number for _, _, number in held]
 
 
 def agree(name: str, seen: bool) -> bool:

@@ -53,6 +53,11 @@ def test_hosts_that_see_other_files_stop(tmp_path):
         assert code == 2 and "do not see the same files (results of the step)" in errors
 
 
+def test_processes_that_wait_for_different_things_stop(tmp_path):
+    for place, (code, _, errors) in enumerate(run(tmp_path, "out_of_step")):
+        assert code == 1 and f"out of step; this one is at 'here is {place}'" in errors
+
+
 def test_what_stops_the_first_process_ends_the_others(tmp_path):
     started = time.monotonic()
     check_ended(run(tmp_path, "wrong_word"), 2, "error: a wrong word\n")
