@@ -92,19 +92,18 @@ def write_arm(
             runner, "group",
         )  # fmt: skip
 
-        def finish() -> dict:
-            files = [_counts_file(folder, index) for index in range(num_shards)]
-            counts = [json.loads(file.read_text()) for file in files]
-            description = f"Training examples of the arm {arm}, at most {row_length} tokens each."
-            write_metadata(folder, arm, layout, description, counts)
-            left_out = len(kept) - int(kept.sum())
-            return add_up(counts, row_length) | {
-                "groups_left_out": left_out,
-                "row_holds": row_holds,
-            }
-
-        step.complete(finish)
+        rest = {"groups_left_out": len(kept) - int(kept.sum()), "row_holds": row_holds}
+        step.complete(lambda: _finish(folder, arm, layout, row_length, num_shards) | rest)
     return step.results
+
+
+def _finish(folder: Path, arm: str, layout: str, row_length: int, num_shards: int) -> dict:
+    """Describes the finished shards as a data set; their counts together."""
+    files = [_counts_file(folder, index) for index in range(num_shards)]
+    counts = [json.loads(file.read_text()) for file in files]
+    description = f"Training examples of the arm {arm}, at most {row_length} tokens each."
+    write_metadata(folder, arm, layout, description, counts)
+    return add_up(counts, row_length)
 
 
 def record_file(folder: Path, arm: str, index: int, num_shards: int) -> Path:
