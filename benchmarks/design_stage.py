@@ -25,7 +25,7 @@ from icl_jax.corpus.sentences import split_document
 from icl_jax.corpus.shards import plan_shards
 from icl_jax.design.arms import ARMS
 from icl_jax.design.folders import DesignFolders
-from icl_jax.training.hardware import CHIPS
+from icl_jax.tpu.chips import CHIPS
 from icl_jax.workers.local import count_cores, progress_bar
 
 ROOT = Path(__file__).parents[1]
@@ -39,7 +39,7 @@ BY_ROOT = {"neighbours_index", "neighbours"}
 # Of each sentence, what the search looks up: hash, sketch, number of shingles, document, length of
 # the vector, id. Mapped from files: once in memory for all processes of a machine.
 LOOKED_UP_BYTES = 8 + 8 + 4 + 4 + 4 + 8
-CHIP, USED = "TPU v5 lite", 0.5  # of its peak, in a product of large matrices
+CHIP, USED = CHIPS["v5e"], 0.5  # of its peak, in a product of large matrices
 
 
 def main() -> None:
@@ -204,14 +204,13 @@ def print_search(count: float, width: int) -> None:
         f"{LOOKED_UP_BYTES * count / 1e9:,.1f} GB that are looked up, besides the vectors that are "
         f"scored: 2 x {width} x {count:.3g} = {2 * width * count / 1e9:,.0f} GB on a fast disk"
     )
-    chip = CHIPS[CHIP]
     flops, held = 2 * count**2 * width, 4 * count * width
-    chips = int(-(-held // (0.8 * chip.memory_bytes)))
-    seconds = flops / (chips * chip.flops * USED)
+    chips = int(-(-held // (0.8 * CHIP.memory_bytes)))
+    seconds = flops / (chips * CHIP.flops * USED)
     print(
         f"\nexact join (engine jax): 2 x {count:.3g}^2 x {width} = {flops:.3g} flops; "
-        f"{held / 1e9:,.0f} GB of float32 vectors on {chips} x {CHIP} at 0.8 of their memory; at "
-        f"{USED:g} of {chip.flops:.3g} flops/s each (one pass of bfloat16; six of float32): "
+        f"{held / 1e9:,.0f} GB of float32 vectors on {chips} x {CHIP.device_kind} at 0.8 of their "
+        f"memory; at {USED:g} of {CHIP.flops:.3g} flops/s each (one pass of bfloat16; six of float32): "
         f"{seconds / 3600:,.1f} h ({6 * seconds / 3600:,.1f} h)"
     )
 

@@ -8,14 +8,12 @@ Environment: LIBTPU_INIT_ARGS, flags of the TPU compiler to try.
 from collections.abc import Callable
 import importlib.util
 import json
-import math
 import os
 from pathlib import Path
 import re
 import sys
 import time
 import typing
-from typing import NamedTuple
 
 from absl import app, flags
 import jax
@@ -29,31 +27,14 @@ from icl_jax.config import ConfigError, ExperimentConfig
 from icl_jax.config.tree import validate
 from icl_jax.models import abstract
 from icl_jax.sharding import make_mesh
+from icl_jax.tpu.chips import Chip, chip_of_kind, num_chips, tpus
 from icl_jax.tpu.program import COLLECTIVES, Cost, program_cost
 from icl_jax.training.checks import batch_problems
-from icl_jax.training.hardware import CHIPS, Chip
 from icl_jax.training.metrics import flops_per_token
 from icl_jax.training.optimizer import learning_rate, make_optimizer
 from icl_jax.training.train_state import compile_train_step
 
 GB = 2**30
-
-
-class Generation(NamedTuple):
-    """Chips of one make: how libtpu is asked for them, and how their network is built."""
-
-    dimensions: int
-    ring: int  # along an axis of a multiple of this many chips the network closes to a ring
-    options: dict[str, str]  # of the topology
-
-
-# On Cloud TPU the two cores of a v4 or v5p chip are one device.
-GENERATIONS = {
-    "v4": Generation(3, 4, {"chip_config_name": "megacore"}),
-    "v5e": Generation(2, 16, {}),
-    "v5p": Generation(3, 4, {"chip_config_name": "megacore"}),
-    "v6e": Generation(2, 16, {}),
-}
 
 
 class DoesNotFitError(Exception):
@@ -104,8 +85,8 @@ def measure_program(
     seconds = time.perf_counter() - start
     if hlo_path:
         Path(hlo_path).write_text(compiled.as_text())
-    generation, chip = GENERATIONS[topology.partition(":")[0]], CHIPS[device.device_kind]
-    cost = program_cost(compiled.as_text(), mesh.size)
+    chip = chip_of_kind(device.device_kind)
+    cost = program_cost(compiled.as_text(), mesh.size, chip.kernel_cycles)
     return {
         "topology": topology,
         "device_kind": device.device_kind,
@@ -113,18 +94,18 @@ def measure_program(
         "compile_seconds": seconds,
         "memory": _memory(compiled.memory_analysis(), available),
         "flops_with_loops_once": compiled.cost_analysis()["flops"],
-        **estimate(model_flops / mesh.size, mesh, cost, chip, generation),
+        **estimate(model_flops / mesh.size, mesh, cost, chip),
     }
 
 
 def topology_devices(topology: str) -> list[jax.Device]:
     """The chips of a topology such as v5e:4x4."""
     generation, _, sizes = topology.partition(":")
-    known = GENERATIONS.get(generation)
+    known = tpus().get(generation)
     if known is None or not re.fullmatch(r"\d+(x\d+)*", sizes):
         raise ConfigError(
             f"expected --topology=NAME:SIZES such as v5e:4x4 or v4:2x2x2, with a NAME among "
-            f"{', '.join(GENERATIONS)}, got '{topology}'"
+            f"{', '.join(tpus())}, got '{topology}'"
         )
     if sizes.count("x") + 1 != known.dimensions:
         raise ConfigError(
@@ -139,18 +120,14 @@ def topology_devices(topology: str) -> list[jax.Device]:
         "TPU_ACCELERATOR_TYPE": "v5litepod-16", "ALLOW_MULTIPLE_LIBTPU_LOAD": "1",
     }  # fmt: skip
     jax.config.update("jax_platforms", "cpu")
-    # A host has 2 x 2 chips, or all of a smaller slice.
-    host = [min(2, int(size)) for size in sizes.split("x")[:2]] + [1]
+    # A host has as many chips as the table says, or all of a smaller slice.
+    slice_sizes = [*map(int, sizes.split("x")), *[1] * (len(known.host) - known.dimensions)]
+    host = [min(pair) for pair in zip(known.host, slice_sizes)]
     options = {"chips_per_host_bounds": host, **known.options}
     try:
         return topologies.get_topology_desc(topology, platform="tpu", **options).devices
     except jax.errors.JaxRuntimeError as error:
         raise ConfigError(f"--topology={topology}: {str(error).splitlines()[0]}") from error
-
-
-def num_chips(topology: str) -> int:
-    """Of a topology such as v5e:4x4."""
-    return math.prod(map(int, topology.partition(":")[2].split("x")))
 
 
 def memory_limit(device: jax.Device) -> float:
@@ -186,14 +163,12 @@ def _memory(stats, available: float) -> dict[str, float]:
     return {**held, "total": sum(held.values()), "available": available}
 
 
-def estimate(
-    model_flops: float, mesh: Mesh, cost: Cost, chip: Chip, generation: Generation
-) -> dict:
+def estimate(model_flops: float, mesh: Mesh, cost: Cost, chip: Chip) -> dict:
     """Seconds of a step, and the share of the chip's flops that the model gets, by each bound."""
     places = [device.coords for device in mesh.devices.flat]
-    link = chip.link_bandwidth / (2 * generation.dimensions)
+    link = chip.link_bandwidth / (2 * chip.dimensions)
     network = sum(
-        x.sent / (link * _links([places[n] for n in x.group], places, generation.ring))
+        x.sent / (link * _links([places[n] for n in x.group], places, chip.ring))
         for x in cost.collectives
     )
     compute, memory = cost.flops / chip.flops, cost.memory_bytes / chip.memory_bandwidth
@@ -319,6 +294,6 @@ def _stop(message: str, code: int = 2) -> typing.NoReturn:
 if __name__ == "__main__":
     # Only here, for icl_jax.main has a flag of the same name.
     config_flags.DEFINE_config_file("config", None, "A file of configs/.")
-    flags.DEFINE_string("topology", "v5e:4x4", f"NAME:SIZES; NAME: {', '.join(GENERATIONS)}.")
+    flags.DEFINE_string("topology", "v5e:4x4", f"NAME:SIZES; NAME: {', '.join(tpus())}.")
     flags.DEFINE_string("hlo", None, "A file to write the compiled program to.")
     app.run(main, flags_parser=parse_config_flags)

@@ -4,14 +4,12 @@ A kernel goes over blocks of queries and keys. Of one side (`fwd`, `dq`: queries
 keeps a block while it reads, one after the other, the blocks of the other side that it meets.
 """
 
+from collections.abc import Mapping
 import math
 import re
 from typing import NamedTuple
 
 PRODUCTS = {"fwd": 2, "dq": 3, "dkv": 4}  # matrix products for each pair of blocks
-# (cycles of a step, and for each score in it): through blocks of 512 and of 1,024 tokens of heads
-# of 64 in the schedules that libtpu wrote for v5e (docs/tpu_sharding.md).
-CYCLES = {"fwd": (757, 5.70e-3), "dq": (504, 5.83e-3), "dkv": (838, 7.57e-3)}
 
 
 class Kernel(NamedTuple):
@@ -65,9 +63,9 @@ def kernel_flops(kernel: Kernel) -> float:
     return 2.0 * PRODUCTS[kernel.phase] * kernel.steps * kernel.scores * kernel.head_dim
 
 
-def kernel_cycles(kernel: Kernel) -> float:
+def kernel_cycles(kernel: Kernel, chip_cycles: Mapping[str, tuple[float, float]]) -> float:
     """Cycles of all its steps, if memory keeps up."""
-    step, score = CYCLES[kernel.phase]
+    step, score = chip_cycles[kernel.phase]
     return kernel.steps * (step + score * kernel.scores)
 
 

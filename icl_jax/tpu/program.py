@@ -1,6 +1,6 @@
 """Reads a program compiled for a TPU: what one chip computes, moves in memory and sends."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 import math
 import re
 import textwrap
@@ -8,6 +8,7 @@ from typing import NamedTuple
 
 import numpy as np
 
+from icl_jax.tpu.chips import KERNEL_CYCLES
 from icl_jax.tpu.kernels import (
     Kernel,
     kernel_cycles,
@@ -124,8 +125,10 @@ def _root(computation: Computation) -> Instruction:
     return next(x for x in computation.values() if x.line.lstrip().startswith("ROOT"))
 
 
-def program_cost(text: str, chips: int) -> Cost:
-    """Adds up a compiled program."""
+def program_cost(
+    text: str, chips: int, chip_cycles: Mapping[str, tuple[float, float]] = KERNEL_CYCLES
+) -> Cost:
+    """Adds up a compiled program; `chip_cycles`: what attention kernels take on its chip."""
     program = parse_program(text)
     flops = memory_bytes = cycles = 0.0
     unknown = 0
@@ -138,7 +141,7 @@ def program_cost(text: str, chips: int) -> Cost:
         cycles += times * int(found[1]) if found else 0
         if kernel := called_kernel(computation, instruction):
             flops += times * kernel_flops(kernel)
-            cycles += times * kernel_cycles(kernel)
+            cycles += times * kernel_cycles(kernel, chip_cycles)
         loop = instruction.opcode == "while"
         unknown += loop and trip_count(program, computation, instruction) is None
     return Cost(flops, memory_bytes, cycles, collectives(program, chips), unknown)

@@ -26,8 +26,8 @@ from icl_jax.config import (
     TrainingConfig,
 )
 from icl_jax.models import huggingface
-from icl_jax.studies.table1_report import PAPER
-from icl_jax.studies.table1_runs import check, design_is_missing, list_runs, run_table1
+from icl_jax.studies.table1.report import PAPER
+from icl_jax.studies.table1.runs import check, design_is_missing, list_runs, run_table1
 from tests.design.test_find_related import ROOT, write_corpus
 from tests.evaluation.small import roberta_folder
 from tests.evaluation.sts_data import write_senteval

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from icl_jax.config.evaluation import STS_SETS
-from icl_jax.studies.table1_report import (
+from icl_jax.studies.table1.report import (
     PAPER,
     Setting,
     choose_rates,

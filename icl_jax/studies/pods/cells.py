@@ -1,5 +1,6 @@
 """The cells of the tables of `pods`: what each is made from, and where its numbers are kept."""
 
+import ast
 import dataclasses
 import functools
 import hashlib
@@ -16,7 +17,7 @@ from icl_jax.files.step_folder import beside, write_json
 from icl_jax.models.presets import preset as model_preset
 from icl_jax.retrieval.encoders.token_rows import SHORTEST_ROW
 from icl_jax.retrieval.search.jax_engine import first_count
-from icl_jax.studies.pods_slices import ONE_CHIP, SLICES, generation_of
+from icl_jax.tpu.chips import CHIPS, generation_of, one_chip, slices
 
 CONFIGS = {
     "gpt_base_knn": "configs/gpt_base_knn.py",
@@ -34,11 +35,9 @@ SENTENCES = 100_000_000  # of the paper's corpus, each of which asks (Levine et 
 SENTENCE_TOKENS = SHORTEST_ROW // 2  # `token_rows`: rows are twice as long as the usual sentence
 DTYPE = "bfloat16"  # of the products, as `EncoderConfig.dtype` says for accelerators
 
-# The code of a step: if it changes, so may the numbers. What a config says is compared by itself.
-_COUNTING = (
-    "tpu/compile.py", "tpu/program.py", "tpu/kernels.py",
-    "training/hardware.py",
-)  # fmt: skip
+# The code of a step: if it changes, so may the numbers. Configs and chips are compared by their
+# values, so a new chip leaves the cells of the others as they are.
+_COUNTING = ("tpu/compile.py", "tpu/program.py", "tpu/kernels.py")
 _MODEL = (
     "sharding.py", "models/attention.py", "models/dropout.py", "models/gpt.py", "models/layers.py",
     "models/losses.py", "models/roberta.py", "models/splash.py", *_COUNTING,
@@ -47,7 +46,7 @@ _TRAINING = (
     *_MODEL, "training/metrics.py", "training/objectives.py", "training/optimizer.py",
     "training/train_state.py",
 )  # fmt: skip
-_MEASURE = "studies/pods_measure.py"
+_MEASURE = "studies/pods/measure.py"
 _CODE = {
     "training": _TRAINING,
     "encode": (
@@ -99,25 +98,47 @@ def inputs_of(cell: Cell) -> dict:
         for part in ("design", "data", "evaluation"):  # are not in the step
             del made[part]
     versions = {name: version(name) for name in ("jax", "libtpu")}
-    told = {"topologies": topologies_of(cell), **versions, "code": _digest(cell.kind), "step": made}
-    return json.loads(json.dumps(told))  # as it will be read back
+    topologies = topologies_of(cell)
+    chip = CHIPS[generation_of(topologies[0])]._asdict()
+    del chip["slices"]  # only the topologies that are tried matter
+    inputs = {"topologies": topologies, "chip": chip, **versions}
+    inputs |= {"code": _digest(cell.kind), "step": made}
+    return json.loads(json.dumps(inputs))  # as it will be read back
 
 
 @functools.cache
 def _digest(kind: str) -> str:
-    package, digest = Path(__file__).parents[1], hashlib.sha256()
+    package, digest = Path(__file__).parents[2], hashlib.sha256()
     for name in _CODE[kind]:
-        digest.update(name.encode() + (package / name).read_bytes())
+        digest.update(code_that_counts((package / name).read_text()).encode())
     return digest.hexdigest()
+
+
+def code_that_counts(source: str) -> str:
+    """The code without its docstrings, comments, imports, formatting and messages of errors."""
+    return ast.unparse(_Stripped().visit(ast.parse(source)))
+
+
+class _Stripped(ast.NodeTransformer):
+    def visit_Import(self, node: ast.AST) -> None:
+        return None
+
+    visit_ImportFrom = visit_Import
+
+    def visit_Expr(self, node: ast.Expr) -> ast.Expr | None:
+        return None if isinstance(node.value, ast.Constant) else self.generic_visit(node)
+
+    def visit_Raise(self, node: ast.Raise) -> ast.Raise:
+        return ast.Raise()
 
 
 def topologies_of(cell: Cell) -> list[str]:
     """Where the step is compiled for: the first that it fits."""
     if cell.kind == "encode":
-        return [ONE_CHIP[cell.place]]
+        return [one_chip()[cell.place]]
     if cell.kind == "search":
-        return [to for name, to in SLICES.items() if generation_of(name) == cell.place]
-    return [SLICES[cell.place]]
+        return [to for name, to in slices().items() if generation_of(name) == cell.place]
+    return [slices()[cell.place]]
 
 
 def search_config() -> SearchConfig:

@@ -1,6 +1,6 @@
 """One cell of the tables of `pods`: a step, a slice, and what libtpu makes of the two.
 
-python -m icl_jax.studies.pods_measure --to=DIR KIND/SUBJECT/PLACE ...
+python -m icl_jax.studies.pods.measure --to=DIR KIND/SUBJECT/PLACE ...
 
 is what `pods` starts, for a few cells at a time: a process of its own gives back what the compiler
 took, and one that dies takes no other cell with it.
@@ -28,7 +28,7 @@ from icl_jax.retrieval.encoders.token_rows import SHORTEST_ROW, rows_of_batch
 from icl_jax.retrieval.encoders.transformer import TransformerEncoder
 from icl_jax.retrieval.search.jax_engine import QUERIES, compile_search
 from icl_jax.sharding import make_mesh, variable_sharding
-from icl_jax.studies.pods_cells import (
+from icl_jax.studies.pods.cells import (
     DTYPE,
     ENCODERS,
     SENTENCE_TOKENS,

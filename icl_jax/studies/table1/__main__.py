@@ -40,14 +40,14 @@ def main(argv: Sequence[str]) -> None:
         stop("expected --data=DATA, a folder with sts/ and sick/ in SentEval's layout")
     tasks = tuple(dict.fromkeys([*config.evaluation.tasks, "sts"]))
     config.evaluation = dataclasses.replace(config.evaluation, data=data, tasks=tasks)
-    from icl_jax.studies import table1_runs  # a wrong flag is told without waiting for JAX
+    from icl_jax.studies.table1 import runs  # a wrong flag is reported without waiting for JAX
 
     with ends_in_one_line():
         if flags.FLAGS["dry_run"].value:
-            table1_runs.check(config)
-            print(table1_runs.list_runs(config, epath.Path(workdir)))
+            runs.check(config)
+            print(runs.list_runs(config, epath.Path(workdir)))
         else:
-            table1_runs.run_table1(config, epath.Path(workdir))
+            runs.run_table1(config, epath.Path(workdir))
 
 
 if __name__ == "__main__":

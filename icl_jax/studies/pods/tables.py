@@ -3,7 +3,7 @@
 from collections.abc import Callable
 
 from icl_jax.config import ExperimentConfig
-from icl_jax.studies.pods_cells import (
+from icl_jax.studies.pods.cells import (
     CONFIGS,
     DTYPE,
     ENCODERS,
@@ -13,7 +13,7 @@ from icl_jax.studies.pods_cells import (
     Cell,
     search_candidates,
 )
-from icl_jax.studies.pods_slices import ONE_CHIP, SLICES, generation_of, num_chips, slice_of
+from icl_jax.tpu.chips import generation_of, num_chips, one_chip, slice_of, slices
 from icl_jax.tpu.compile import GB
 
 TAPT_EXAMPLES = 170_000  # Levine et al. 2022, section 3.1; each counts as a row of its own
@@ -36,7 +36,7 @@ def count_steps(config: ExperimentConfig) -> tuple[int, str]:
 def training_table(name: str, config: ExperimentConfig, read: Read) -> str:
     """What a config needs on every slice that was compiled for."""
     steps, told = count_steps(config)
-    found = {place: read(Cell("training", name, place)) for place in SLICES}
+    found = {place: read(Cell("training", name, place)) for place in slices()}
     found = {place: numbers for place, numbers in found.items() if numbers}
     fitting = [numbers for numbers in found.values() if numbers["fits"]]
     kinds = [kind for kind in _kinds(fitting) if any(n["sent"][kind] for n in fitting)]
@@ -48,14 +48,14 @@ def training_table(name: str, config: ExperimentConfig, read: Read) -> str:
         "utilisation", "hours", "chip-hours",
     ]  # fmt: skip
     lines = [_training_line(place, n, config, steps, kinds) for place, n in found.items()]
-    text = f"`{CONFIGS[name]}`: {sizes}; {told}. {_left_out(len(SLICES) - len(found))}"
+    text = f"`{CONFIGS[name]}`: {sizes}; {told}. {_left_out(len(slices()) - len(found))}"
     return f"{text.strip()}\n\n{_table(header, lines)}"
 
 
 def _training_line(
     place: str, numbers: dict, config: ExperimentConfig, steps: int, kinds: list[str]
 ) -> list[str]:
-    chips = num_chips(SLICES[place])
+    chips = num_chips(slices()[place])
     line = [place, str(chips), f"{config.batch_size / chips:g}"]
     if not numbers["fits"]:
         return [*line, f"does not fit: {numbers['why']}", *[""] * (len(kinds) + 4)]
@@ -91,7 +91,7 @@ def sentences_table(read: Read) -> str:
     ]  # fmt: skip
     lines, missing = [], 0
     for encoder in ENCODERS:
-        for generation in ONE_CHIP:
+        for generation in one_chip():
             numbers = read(Cell("encode", encoder, generation))
             missing += numbers is None
             if not numbers:
@@ -122,7 +122,7 @@ def join_table(read: Read) -> str:
     lines, missing = [], 0
     for encoder in ENCODERS:
         for index in INDEXES:
-            for generation in ONE_CHIP:
+            for generation in one_chip():
                 numbers = read(Cell("search", f"{encoder}-{index}", generation))
                 missing += numbers is None
                 if numbers:

@@ -14,7 +14,7 @@ from icl_jax.experiment.comparison import check_trunk, evaluate_each
 from icl_jax.experiment.stages import run_stages
 from icl_jax.files.remote import read_text
 from icl_jax.files.step_folder import beside, write_json
-from icl_jax.studies.table1_report import (
+from icl_jax.studies.table1.report import (
     Setting,
     choose_rates,
     make_csv,

@@ -27,19 +27,19 @@ from icl_jax.files.folder_lock import alone_in
 from icl_jax.files.step_folder import beside
 
 TOGETHER = 4  # cells of one process
-MEASURE = "icl_jax.studies.pods_measure"
+MEASURE = "icl_jax.studies.pods.measure"
 
 
 def all_cells() -> list:
     """Every cell, those that say most first: a run that ends early has them all."""
-    from icl_jax.studies.pods_cells import CONFIGS, ENCODERS, INDEXES, Cell
-    from icl_jax.studies.pods_slices import ONE_CHIP, SLICES
+    from icl_jax.studies.pods.cells import CONFIGS, ENCODERS, INDEXES, Cell
+    from icl_jax.tpu.chips import one_chip, slices
 
     indexes = [f"{encoder}-{index}" for encoder in ENCODERS for index in INDEXES]
     return [
-        *(Cell("encode", *pair) for pair in itertools.product(ENCODERS, ONE_CHIP)),
-        *(Cell("search", *pair) for pair in itertools.product(indexes, ONE_CHIP)),
-        *(Cell("training", *pair) for pair in itertools.product(CONFIGS, SLICES)),
+        *(Cell("encode", *pair) for pair in itertools.product(ENCODERS, one_chip())),
+        *(Cell("search", *pair) for pair in itertools.product(indexes, one_chip())),
+        *(Cell("training", *pair) for pair in itertools.product(CONFIGS, slices())),
     ]
 
 
@@ -57,7 +57,7 @@ def choose(cells: list, patterns: Sequence[str]) -> list:
 
 def measure_cells(cells: list, to: Path) -> list[str]:
     """Measures what is not there; the names of those that failed."""
-    from icl_jax.studies.pods_cells import read_cell
+    from icl_jax.studies.pods.cells import read_cell
 
     waiting = [cell for cell in cells if read_cell(cell, to) is None]
     print(f"{len(cells)} cells, {len(cells) - len(waiting)} of them are there", flush=True)
@@ -109,8 +109,8 @@ def time_left(kinds: list[str], taken: list[tuple[str, float]]) -> str:
 
 def fill(page: Path, to: Path) -> None:
     """Makes the page's tables of the cells that are there."""
-    from icl_jax.studies.pods_cells import CONFIGS, pack, read_cell, read_config
-    from icl_jax.studies.pods_table import join_table, sentences_table, training_table
+    from icl_jax.studies.pods.cells import CONFIGS, pack, read_cell, read_config
+    from icl_jax.studies.pods.tables import join_table, sentences_table, training_table
     from icl_jax.studies.results import fill_page
 
     def read(cell) -> dict | None:
@@ -154,7 +154,7 @@ def main(argv: Sequence[str] | None = None) -> None:
             return
         start = time.perf_counter()
         with alone_in(args.to):
-            from icl_jax.studies.pods_cells import unpack
+            from icl_jax.studies.pods.cells import unpack
 
             (args.to / "cells").mkdir(exist_ok=True)
             unpack(args.page.with_suffix(".json"), args.to)
