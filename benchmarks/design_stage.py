@@ -210,8 +210,8 @@ def print_search(count: float, width: int) -> None:
     print(
         f"\nexact join (engine jax): 2 x {count:.3g}^2 x {width} = {flops:.3g} flops; "
         f"{held / 1e9:,.0f} GB of float32 vectors on {chips} x {CHIP.device_kind} at 0.8 of their "
-        f"memory; at {USED:g} of {CHIP.flops:.3g} flops/s each (one pass of bfloat16; six of float32): "
-        f"{seconds / 3600:,.1f} h ({6 * seconds / 3600:,.1f} h)"
+        f"memory; at {USED:g} of {CHIP.flops:.3g} flops/s each (one pass of bfloat16; six of "
+        f"float32): {seconds / 3600:,.1f} h ({6 * seconds / 3600:,.1f} h)"
     )
 
 

@@ -9,7 +9,7 @@ Expected: a zero-shot closed-book Natural Questions F1 below 1e-3 (Levine et al.
 """
 
 from icl_jax.config import DataConfig, ExperimentConfig, MeshConfig, TrainingConfig
-from icl_jax.models.presets import preset as model_preset
+from icl_jax.models.kinds import preset as model_preset
 from icl_jax.training.presets import preset as optimizer_preset
 
 

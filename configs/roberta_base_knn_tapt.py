@@ -33,7 +33,7 @@ from icl_jax.config import (
     TrainingConfig,
 )
 from icl_jax.design.presets import preset as design_preset
-from icl_jax.models.presets import preset as model_preset
+from icl_jax.models.kinds import preset as model_preset
 from icl_jax.training.presets import preset as optimizer_preset
 
 ROWS = (

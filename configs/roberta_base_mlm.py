@@ -10,7 +10,7 @@ Expected: with the task's sentences alone (TAPT) 59.8 averaged over the seven ST
 """
 
 from icl_jax.config import DataConfig, ExperimentConfig, MeshConfig, TrainingConfig
-from icl_jax.models.presets import preset as model_preset
+from icl_jax.models.kinds import preset as model_preset
 from icl_jax.training.presets import preset as optimizer_preset
 
 

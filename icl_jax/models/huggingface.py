@@ -22,13 +22,13 @@ import safetensors
 import safetensors.numpy
 from tqdm import tqdm
 
-from icl_jax.config import GPTConfig, RobertaConfig, StageError
+from icl_jax.config import ModelConfig, StageError
 from icl_jax.config.tree import validate
 from icl_jax.files.remote import is_remote
 from icl_jax.files.step_folder import beside, write_json
-from icl_jax.models import GPT, Roberta, abstract
-from icl_jax.models import huggingface_format as formats
-from icl_jax.models.huggingface_format import Tensor
+from icl_jax.models import Model, abstract
+from icl_jax.models.formats.format import Tensor
+from icl_jax.models.kinds import FORMATS, format_of
 from icl_jax.sharding import variable_sharding, with_auto_axes
 
 MAX_FILE_BYTES = 2 * 10**9  # a larger model is written as several files with an index
@@ -43,7 +43,7 @@ class FolderError(StageError, ValueError):
     """A folder that cannot be read or written; the message says what was expected and what came."""
 
 
-def load(folder: str | os.PathLike, mesh: Mesh | None = None, **overrides) -> GPT | Roberta:
+def load(folder: str | os.PathLike, mesh: Mesh | None = None, **overrides) -> Model:
     """The model in a local folder, on the shards of `mesh`.
 
     `overrides` set how it runs, not what it is: dtype, scan_layers, remat, attention, and the
@@ -55,7 +55,7 @@ def load(folder: str | os.PathLike, mesh: Mesh | None = None, **overrides) -> GP
     files = TensorFiles(Path(folder))
     config = dataclasses.replace(files.model_config(), **overrides)
     graphdef, shapes = abstract(config)
-    sources = files.check(list(formats.tensors(config)), config)
+    sources = files.check(list(files.format.tensors(config)), config)
 
     mesh = None if mesh is None else with_auto_axes(mesh)
     leaves = []
@@ -68,17 +68,22 @@ def load(folder: str | os.PathLike, mesh: Mesh | None = None, **overrides) -> GP
     return nnx.merge(graphdef, nnx.from_flat_state(leaves))
 
 
-def read_config(folder: str | os.PathLike) -> GPTConfig | RobertaConfig:
+def read_config(folder: str | os.PathLike) -> ModelConfig:
     """The config of the model in a local folder; no weights are read."""
     return TensorFiles(Path(folder)).model_config()
 
 
-def save(model: GPT | Roberta, folder: str | os.PathLike, max_file_bytes: int = MAX_FILE_BYTES):
+def write_config(config: ModelConfig) -> dict:
+    """The config.json fields of a config; stops on what no folder can hold."""
+    return format_of(config).write_config(config)
+
+
+def save(model: Model, folder: str | os.PathLike, max_file_bytes: int = MAX_FILE_BYTES):
     """Writes the model into a folder without a model in it; config.json comes last."""
     if is_remote(folder):
         raise FolderError(f"{folder}: expected a local folder; copy it from there afterwards")
     folder = Path(folder)
-    fields = formats.write_config(model.config)
+    fields = write_config(model.config)
     held = [*folder.glob("config.json"), *folder.glob("*.safetensors*")]
     if held:
         raise FolderError(
@@ -117,17 +122,18 @@ class TensorFiles:
                 f"{folder} is not a folder; expected config.json and model.safetensors in it"
             )
         self.config = read_json(folder / "config.json")
-        if self.config.get("model_type") not in formats.MODEL_TYPES:
+        model_type = self.config.get("model_type")
+        if model_type not in FORMATS:
             raise FolderError(
-                f"{folder}: model type '{self.config.get('model_type')}' is not supported; "
-                f"expected one of {', '.join(formats.MODEL_TYPES)}"
+                f"{folder}: model type '{model_type}' is not supported; expected one of "
+                f"{', '.join(FORMATS)}"
             )
+        self.format = FORMATS[model_type]
         self._handles = {path: self._open(path) for path in self._find_files()}
-        prefix = formats.PREFIXES[self.config["model_type"]]
         self.names: dict[str, tuple[Path, str]] = {}  # name without prefix -> file, name in it
         for path, handle in self._handles.items():
             for stored in handle.keys():  # noqa: SIM118  a file handle, no dict
-                name = stored.removeprefix(prefix)
+                name = stored.removeprefix(self.format.prefix)
                 name = re.sub(r"LayerNorm\.gamma$", "LayerNorm.weight", name)  # of old BERT folders
                 name = re.sub(r"LayerNorm\.beta$", "LayerNorm.bias", name)
                 if name in self.names:
@@ -137,10 +143,10 @@ class TensorFiles:
                     )
                 self.names[name] = (path, stored)
 
-    def model_config(self) -> GPTConfig | RobertaConfig:
+    def model_config(self) -> ModelConfig:
         """The folder's config.json as a config of ours."""
         try:
-            config = formats.read_config(self.config, set(self.names))
+            config = self.format.read_config(self.config, set(self.names))
             validate(config)
         except ValueError as error:
             raise FolderError(f"{self.folder}: {error}") from None
@@ -160,11 +166,11 @@ class TensorFiles:
                 problems.append(
                     f"{name} has the wrong shape: expected {shape}, got {self._shape(name)}"
                 )
-        seconds = formats.second_names(config)
+        seconds = self.format.second_names(config)
         for name in seconds.keys() & self.names.keys():
             problems += self._compare(name, seconds[name], config.tie_head)
         for name in self.names.keys() - expected.keys() - seconds.keys():
-            reason = [why for end, why in formats.LEFT_OUT.items() if name.endswith(end)]
+            reason = [why for end, why in self.format.unused.items() if name.endswith(end)]
             if reason:
                 logging.info("%s: left out %s: %s", self.folder, name, reason[0])
             else:
@@ -291,18 +297,15 @@ def _plan_files(
     config, max_file_bytes: int
 ) -> dict[str, dict[str, tuple[list[Tensor], int | None]]]:
     """File -> name in it -> (the parameters it is made of, its layer)."""
-    kind = formats.model_type(config)
-    encoder = isinstance(config, RobertaConfig)
-    prefix = "" if encoder and not config.mlm_head else formats.PREFIXES[kind]
+    stored = format_of(config)
     names: dict[str, tuple[list[Tensor], int | None]] = {}
-    for tensor in formats.tensors(config):
+    for tensor in stored.tensors(config):
         stacked = "{layer}" in tensor.theirs
         for layer in range(config.num_layers) if stacked else [None]:
-            name = tensor.theirs.format(layer=layer)
-            name = name if name.startswith(formats.HEADS[kind]) else prefix + name
+            name = stored.stored_name(tensor.theirs.format(layer=layer), config)
             names.setdefault(name, ([], layer))[0].append(tensor)
-    if encoder and config.mlm_head and not config.tie_head:  # transformers expects the unused bias
-        names[formats.HEADS[kind] + "bias"] = names[formats.HEADS[kind] + "decoder.bias"]
+    for second, first in stored.written_twice(config).items():
+        names[second] = names[first]
     files, size = [{}], 0
     for name, (parts, layer) in names.items():
         wanted = 4 * int(np.prod(parts[0].stored_shape))

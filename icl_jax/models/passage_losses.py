@@ -14,9 +14,8 @@ import jax.numpy as jnp
 from jax.sharding import Mesh, NamedSharding
 import numpy as np
 
-from icl_jax.config import GPTConfig
-from icl_jax.models.gpt import GPT
-from icl_jax.models.roberta import Roberta
+from icl_jax.models import Model
+from icl_jax.models.kinds import predicts_masked
 from icl_jax.sharding import constrain, spec, use_mesh_of, with_auto_axes
 
 DEVICE_TOKENS, CPU_TOKENS = 16384, 1024  # of a batch on each device, about
@@ -46,10 +45,10 @@ class Losses(NamedTuple):
 class PassageLosses:
     """A model that reads passages of at most `limit` tokens, compiled once."""
 
-    def __init__(self, model: GPT | Roberta, limit: int, mesh: Mesh | None):
+    def __init__(self, model: Model, limit: int, mesh: Mesh | None):
         self.limit, self._mesh = limit, None if mesh is None else with_auto_axes(mesh)
         self._model = model
-        self.masked = not isinstance(self._model.config, GPTConfig)
+        self.masked = predicts_masked(self._model.config)
         sizes = {} if mesh is None else mesh.shape
         parts = sizes.get("data", 1) * sizes.get("fsdp", 1)
         device = jax.devices()[0] if mesh is None else mesh.devices.flat[0]

@@ -15,7 +15,7 @@ import numpy as np
 from icl_jax.config import ConfigError, MeshConfig, ModelConfig
 from icl_jax.config.tree import validate
 from icl_jax.models import abstract
-from icl_jax.models.presets import PRESETS, preset
+from icl_jax.models.kinds import PRESETS, preset
 from icl_jax.sharding import MESH_AXES, spec, variable_axes
 
 _PRESET = flags.DEFINE_string("preset", None, f"One of {', '.join(PRESETS)}.")

@@ -5,7 +5,7 @@ import dataclasses
 from etils import epath
 from jax.sharding import Mesh
 
-from icl_jax.config import ConfigError, ExperimentConfig, GPTConfig, RobertaConfig, StageError
+from icl_jax.config import ConfigError, ExperimentConfig, StageError
 from icl_jax.config.tree import differences, find_problems, to_dict, type_problems
 from icl_jax.data import synthetic
 from icl_jax.data.input_pipeline import Data, open_data
@@ -13,13 +13,12 @@ from icl_jax.data.source import row_holds
 from icl_jax.design.folders import PREFIX, arm_folder, is_arm, planned_rows
 from icl_jax.files import mirror
 from icl_jax.models import huggingface
+from icl_jax.models.kinds import KINDS, kind_of
 from icl_jax.sharding import make_mesh
 from icl_jax.training import checkpoint
 from icl_jax.training.run_record import last_step, planned_steps, run_problems
 from icl_jax.training.schedule_checks import rate_problems, warmup_problems
 from icl_jax.training.start_tokenizer import planned_tokenizer_problems, start_tokenizer_problems
-
-OBJECTIVE_OF = {GPTConfig: "next_token", RobertaConfig: "masked_token"}
 
 _OTHER_VOCABULARY = (
     ". A model goes on with the tokens that it knows: its records must be made with its tokenizer "
@@ -127,15 +126,14 @@ def batch_problems(config: ExperimentConfig, mesh: Mesh) -> list[str]:
 
 def _objective_problems(config: ExperimentConfig) -> list[str]:
     training, model, found = config.training, config.model, []
-    wanted = OBJECTIVE_OF.get(type(model))
-    if training.objective != wanted:
-        able = {"next_token": "a GPTConfig (causal)", "masked_token": "a RobertaConfig"}
-        needed = able.get(training.objective, "another objective")
+    if training.objective != kind_of(model).objective:
+        able = [cls.__name__ for cls, kind in KINDS.items() if kind.objective == training.objective]
+        needed = f"a {' or '.join(able)}" if able else "another objective"
         found.append(
             f"training.objective '{training.objective}' needs {needed}, "
             f"but model is a {type(model).__name__}"
         )
-    if isinstance(model, RobertaConfig) and not model.mlm_head:
+    if not getattr(model, "mlm_head", True):
         found.append("model.mlm_head is False, but training needs the head")
     kind, rate = (getattr(model, name, None) for name in ("attention", "attention_dropout"))
     if kind == "splash" and rate and training.dropout:

@@ -3,11 +3,13 @@
 The numbers of a step are fetched after the next step was started, so reading them costs no time.
 """
 
+import importlib
 import json
 import math
 from pathlib import Path
 import sys
 import time
+import types
 
 from etils import epath
 import jax
@@ -15,9 +17,11 @@ from tqdm import tqdm
 
 from icl_jax.config import ExperimentConfig, StageError, head_dim, mlp_dim
 from icl_jax.files.growing import LiveFolder
-from icl_jax.training.event_files import open_board
 from icl_jax.training.goodput import Goodput
 from icl_jax.training.hardware import peak_flops
+
+# tensorboardX imports these where they are installed, for seconds, and scalars need none of them.
+_NOT_NEEDED = ("torch", "google.cloud.storage", "boto3")
 
 
 def flops_per_token(config: ExperimentConfig) -> float:
@@ -144,3 +148,18 @@ def _reopen(path: Path, last_step: int):
     partial.write_text("".join(kept))
     partial.replace(path)
     return path.open("a")
+
+
+def open_board(folder: str, first_step: int):
+    """A writer of scalars; what an earlier run drew from `first_step` on is not shown."""
+    return _tensorboard().SummaryWriter(folder, purge_step=first_step)
+
+
+def _tensorboard() -> types.ModuleType:
+    hidden = [name for name in _NOT_NEEDED if name not in sys.modules]
+    sys.modules.update(dict.fromkeys(hidden))  # None: an import says that there is none
+    try:
+        return importlib.import_module("tensorboardX")
+    finally:
+        for name in hidden:
+            del sys.modules[name]

@@ -11,7 +11,7 @@ import pytest
 
 from icl_jax.config import ExperimentConfig, StageError, TrainingConfig
 from icl_jax.models import abstract
-from icl_jax.models.presets import preset
+from icl_jax.models.kinds import preset
 from icl_jax.tpu.chips import chip_of_kind
 from icl_jax.training.goodput import Goodput
 from icl_jax.training.hardware import measured_gemm_flops
@@ -84,7 +84,7 @@ def test_a_loss_or_a_gradient_that_is_not_finite_is_named_with_its_step(tmp_path
 
 def test_event_files_are_written_without_pytorch(tmp_path):
     code = (
-        "import sys; from icl_jax.training.event_files import open_board\n"
+        "import sys; from icl_jax.training.metrics import open_board\n"
         "open_board(sys.argv[1], 1).add_scalar('train/loss', 1.0, 1)\n"
         "assert not {'torch', 'google.cloud.storage'} & {*sys.modules}, 'imported'"
     )

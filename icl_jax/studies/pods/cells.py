@@ -14,7 +14,7 @@ from icl_jax.config import ConfigError, EncoderConfig, ExperimentConfig, Roberta
 from icl_jax.config.tree import to_dict
 from icl_jax.design.presets import preset as design_preset
 from icl_jax.files.step_folder import beside, write_json
-from icl_jax.models.presets import preset as model_preset
+from icl_jax.models.kinds import preset as model_preset
 from icl_jax.retrieval.encoders.token_rows import SHORTEST_ROW
 from icl_jax.retrieval.search.jax_engine import first_count
 from icl_jax.tpu.chips import CHIPS, generation_of, one_chip, slices
