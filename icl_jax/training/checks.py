@@ -1,25 +1,28 @@
 """What would make a training run fail, found before anything is compiled."""
 
 import dataclasses
+import json
 
 from etils import epath
 from jax.sharding import Mesh
 
-from icl_jax.config import ConfigError, ExperimentConfig, StageError
+from icl_jax.config import ConfigError, ExperimentConfig, OptimizerConfig, StageError
 from icl_jax.config.tree import differences, find_problems, to_dict, type_problems
 from icl_jax.data import synthetic
 from icl_jax.data.input_pipeline import Data, open_data
 from icl_jax.data.source import row_holds
 from icl_jax.design.folders import PREFIX, arm_folder, is_arm, planned_rows
 from icl_jax.files import mirror
+from icl_jax.files.remote import read_text
 from icl_jax.models import huggingface
 from icl_jax.models.kinds import KINDS, kind_of
 from icl_jax.sharding import make_mesh
 from icl_jax.training import checkpoint
+from icl_jax.training.optimizer import learning_rate
 from icl_jax.training.run_record import last_step, planned_steps, run_problems
-from icl_jax.training.schedule_checks import rate_problems, warmup_problems
 from icl_jax.training.start_tokenizer import planned_tokenizer_problems, start_tokenizer_problems
 
+SAME_RATE = 0.01  # rates that differ by less, relative to the larger, count as one
 _OTHER_VOCABULARY = (
     ". A model goes on with the tokens that it knows: its records must be made with its tokenizer "
     "(design.tokenizer.folder)"
@@ -164,6 +167,86 @@ def _length_problems(config: ExperimentConfig) -> list[str]:
             f"{len(config.data.sources)}; set training.steps"
         )
     return found
+
+
+def warmup_problems(config: ExperimentConfig, steps_per_epoch: float | None = None) -> list[str]:
+    """What is wrong if the warm-up ends after the schedule; epochs suffice to see it."""
+    optimizer, training = config.optimizer, config.training
+    unit, warmup, end = "steps", optimizer.warmup, training.steps
+    of = "training.steps"
+    if training.epochs:
+        unit, end, of = "epochs", training.epochs, "training.epochs (in a branch branches.epochs)"
+    if optimizer.schedule_steps:
+        if training.epochs and not steps_per_epoch:
+            return []  # known once the records are there
+        of, end = "optimizer.schedule_steps", optimizer.schedule_steps
+        warmup *= steps_per_epoch if training.epochs else 1
+        unit = "steps"
+    if not end or warmup <= end:  # without an end, something else is wrong
+        return []
+    return [
+        f"the warm-up would never end: expected optimizer.warmup (in a branch by epochs "
+        f"branches.optimizer.warmup) of at most {end:g} {unit}, {of}, got {warmup:g} {unit}; lower "
+        "it (it counts in epochs where epochs are trained), or train for longer"
+    ]
+
+
+def rate_problems(
+    config: ExperimentConfig, steps: int, steps_per_epoch: float | None = None
+) -> list[str]:
+    """What is wrong if the rate jumps where a run goes on with everything of another.
+
+    `steps` are those of this run; 0: not known yet.
+    """
+    training = config.training
+    asked = training.start_from and training.start_with == "everything"
+    if not asked or training.rate_may_jump or not (steps or config.optimizer.schedule_steps):
+        return []
+    try:
+        theirs = checkpoint.read_config(training.start_from)
+        folder, done = checkpoint.find(training.start_from)
+    except ConfigError:
+        return []  # reported with what else is wrong with the start
+    before = _schedule_of(theirs, *_planned(theirs, folder.parent))
+    ours = _schedule_of(config, steps, steps_per_epoch)
+    if ours is None:
+        return []  # known once the records are there
+    if before is None:
+        return [
+            f"the learning rate that training.start_from {training.start_from} had is not known: "
+            f"expected the steps of its epochs in {folder.parent / 'config.json'}; start from its "
+            "workdir as it was written, or set training.rate_may_jump=True"
+        ]
+    (there, schedule_there), (here, schedule_here) = before, ours
+    rate, own = float(schedule_there(done)), float(schedule_here(done))
+    if abs(rate - own) <= SAME_RATE * max(rate, own):
+        return []
+    wrong = ", ".join(differences(to_dict(there), to_dict(here), "optimizer."))
+    return [
+        f"the learning rate would jump from {rate:.3g} to {own:.3g} at step {done}, where "
+        f"training.start_from {training.start_from} stands ({wrong}); set these fields as they are "
+        "there, so that it continues, or training.rate_may_jump=True if the jump is meant"
+    ]
+
+
+def _planned(config: ExperimentConfig, workdir) -> tuple[int, float | None]:
+    """Steps of a run and of its epoch, as its workdir recorded them; 0: that is not there."""
+    if not config.training.epochs:
+        return config.training.steps, None
+    record = workdir / "config.json"
+    steps = json.loads(read_text(record)).get("steps", 0) if record.exists() else 0
+    return steps, steps / config.training.epochs
+
+
+def _schedule_of(config: ExperimentConfig, steps: int, steps_per_epoch: float | None):
+    """The optimiser with its end written out, and its rate at each step; None: not known."""
+    optimizer = config.optimizer
+    end = optimizer.schedule_steps or steps
+    if not end or (config.training.epochs and not steps_per_epoch):
+        return None
+    epoch = [steps_per_epoch] if config.training.epochs else []
+    named: OptimizerConfig = dataclasses.replace(optimizer, schedule_steps=end)
+    return named, learning_rate(optimizer, end, *epoch)
 
 
 def _start_problems(config: ExperimentConfig) -> list[str]:

@@ -11,7 +11,7 @@ import pytest
 from icl_jax.config import ConfigError, ExperimentConfig, OptimizerConfig, TrainingConfig
 from icl_jax.experiment.branches import plan_branches, trunk_config
 from icl_jax.training import checkpoint
-from icl_jax.training.schedule_checks import rate_problems, warmup_problems
+from icl_jax.training.checks import rate_problems, warmup_problems
 
 
 def run_of(warmup=10, start="other", schedule="cosine", schedule_steps=0, **training):
