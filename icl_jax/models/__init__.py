@@ -1,4 +1,7 @@
-"""The networks. `create` makes one on its shards; `huggingface.load` reads a published one."""
+"""The networks. `create` builds one on its shards; `huggingface.load` reads a published one.
+
+`kinds.py` is the table of model families.
+"""
 
 import dataclasses
 import functools
@@ -19,7 +22,7 @@ Model = GPT | Roberta | LinearAttention
 
 
 def create(config: ModelConfig, seed: int = 0, mesh: Mesh | None = None) -> Model:
-    """A freshly initialised model; with a mesh, every parameter is made on its own shard."""
+    """A freshly initialised model; with a mesh, every parameter is created on its own shard."""
     validate(config)
     mesh = None if mesh is None else with_auto_axes(mesh)
     graphdef, init = _initializer(dataclasses.replace(config), mesh)
@@ -39,7 +42,7 @@ def _initializer(config: ModelConfig, mesh: Mesh | None):
 
 
 def abstract(config: ModelConfig) -> tuple[nnx.GraphDef, nnx.State]:
-    """The model's structure and parameter shapes; no memory is taken."""
+    """The model's structure and parameter shapes; allocates no memory."""
     validate(config)
     model = nnx.eval_shape(lambda: kind_of(config).module(config, rngs=nnx.Rngs(params=0)))
     return nnx.split(model)

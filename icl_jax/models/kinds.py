@@ -1,6 +1,7 @@
 """The one table of model families: what each config class stands for.
 
-A new family is a config class (`config/model.py`), a module, perhaps a format, and an entry here.
+To add a family: its config class in `config/model.py`, a file with the network, an entry here, and
+if Hugging Face has the family, its format in `formats/`.
 """
 
 from collections.abc import Mapping
@@ -29,9 +30,9 @@ _LARGE = {"num_layers": 24, "embed_dim": 1024, "num_heads": 16}
 class Kind(NamedTuple):
     """One family of models."""
 
-    module: type[nnx.Module]  # made from the config
-    objective: str = ""  # that trains it: next_token or masked_token; empty: we do not train it
-    formats: tuple[Format, ...] = ()  # of Hugging Face folders that can hold it
+    module: type[nnx.Module]  # the network, built from the config
+    objective: str = ""  # what it is trained for: next_token, masked_token; "": it is not trained
+    formats: tuple[Format, ...] = ()  # Hugging Face folders that can store it
     presets: Mapping[str, ModelConfig] = {}  # published models by name
 
 
@@ -70,7 +71,7 @@ def kind_of(config: ModelConfig) -> Kind:
 
 
 def predicts_masked(config: ModelConfig) -> bool:
-    """Whether the model predicts masked tokens; else it predicts the next one."""
+    """Whether the model predicts masked tokens; a model that does not predicts the next one."""
     return kind_of(config).objective == "masked_token"
 
 

@@ -1,4 +1,4 @@
-"""The parameter table of a model, made without its memory: names, shapes, sharding, counts, bytes.
+"""The parameter table of a model, without allocating it: names, shapes, sharding, counts, bytes.
 
 Run: python -m icl_jax.models.summary --preset=gpt2-medium --fsdp=8 --tensor=2
 """
@@ -25,7 +25,7 @@ _TENSOR = flags.DEFINE_integer("tensor", 2, "Devices along the mesh axis tensor.
 
 
 def parameter_table(config: ModelConfig, mesh) -> str:
-    """One line per parameter and the totals; `mesh` may be abstract, no device is touched.
+    """One line per parameter, and the totals; `mesh` may be abstract, no device is touched.
 
     Unrolled layers share a line: `blocks.*.mlp.up.kernel`, "24 of 1024 x 4096".
     """

@@ -1,4 +1,4 @@
-"""What a training step would cost on TPUs that are not there: the real compiler, and arithmetic.
+"""What a training step would cost on TPUs that you do not have: the real compiler, and arithmetic.
 
 python -m icl_jax.tpu.compile --config=configs/NAME.py[:ARM]
     --topology=v5e:4x4 [--config.FIELD=value ...] [--hlo=FILE]
@@ -71,7 +71,7 @@ def measure_program(
     compile_step: Callable[[], jax.stages.Compiled],
     mesh: Mesh,  # of the chips of `topology`
     topology: str,
-    model_flops: float,  # that all chips together are there for
+    model_flops: float,  # of the model alone, on all chips together
     hlo_path: str | None = None,
 ) -> dict:
     """Compiles any step; its memory, work and times, per chip."""
@@ -114,7 +114,7 @@ def topology_devices(topology: str) -> list[jax.Device]:
         )
     if importlib.util.find_spec("libtpu") is None:
         raise ConfigError("the TPU compiler, libtpu, is not installed; pip install '.[tpu]'")
-    # Look for no TPU, and let other processes compile too. The type only has to be a known one.
+    # Do not look for a TPU, and let other processes compile too. Any known type will do.
     os.environ |= {
         "TPU_SKIP_MDS_QUERY": "1", "TPU_WORKER_HOSTNAMES": "localhost",
         "TPU_ACCELERATOR_TYPE": "v5litepod-16", "ALLOW_MULTIPLE_LIBTPU_LOAD": "1",
@@ -131,7 +131,7 @@ def topology_devices(topology: str) -> list[jax.Device]:
 
 
 def memory_limit(device: jax.Device) -> float:
-    """Bytes that the compiler may use on a chip: it tells when asked for far too many."""
+    """Bytes that the compiler may use on a chip: its error says so when asked for far too many."""
     huge = jax.ShapeDtypeStruct((2**40,), jnp.float32, sharding=SingleDeviceSharding(device))
     try:
         jax.jit(lambda x: x + 1).lower(huge).compile()
@@ -164,7 +164,7 @@ def _memory(stats, available: float) -> dict[str, float]:
 
 
 def estimate(model_flops: float, mesh: Mesh, cost: Cost, chip: Chip) -> dict:
-    """Seconds of a step, and the share of the chip's flops that the model gets, by each bound."""
+    """Seconds of a step by each bound, and the share of the chip's flops that the model uses."""
     places = [device.coords for device in mesh.devices.flat]
     link = chip.link_bandwidth / (2 * chip.dimensions)
     network = sum(
@@ -202,7 +202,7 @@ def estimate(model_flops: float, mesh: Mesh, cost: Cost, chip: Chip) -> dict:
 
 
 def _links(group: list, everyone: list, ring: int) -> int:
-    """Links of a chip that a group can use at once in one direction."""
+    """How many links of a chip a group can use at once in one direction."""
     links = 0
     for ours, all_of_axis in zip(zip(*group), zip(*everyone)):
         length, spanned = max(all_of_axis) + 1, len(set(ours))
@@ -244,17 +244,17 @@ def table(numbers: dict) -> str:
 
 ASSUMPTIONS = """\
 Compiled flops (matrix products only), traffic, cycles and collectives are summed over the compiled
-program, a loop's body as often as it runs ({unknown_loops} loops of unknown length: once); the
-compiler's own total, flops with loops once, counts every body once. Sent: ring algorithm, over one
-link for each dimension of the network that the group spans, two where the dimension is a ring.
-Times of products, memory and links are at the makers' peak rates; vector work is in the cycles
-only. Cycles are the compiler's guess for each operation but collectives and attention kernels, of
-which it tells nothing: their flops and traffic are counted by their blocks, and their cycles are
-as many for each score as its schedules for v5e have."""
+program, with a loop's body counted as often as it runs ({unknown_loops} loops of unknown length:
+once); the compiler's own total, flops with loops once, counts every body once. Sent: ring
+algorithm, over one link for each dimension of the network that the group spans, two if the
+dimension is a ring. Times of products, memory and links assume the published peak rates; vector
+work is in the cycles only. Cycles are the compiler's estimate for every operation except
+collectives and attention kernels, for which it reports none: the flops and traffic of kernels are
+counted by their blocks, and their cycles per score are those of its schedules for v5e."""
 
 
 def advice(config: ExperimentConfig, chips: int) -> str:
-    """What this config could change to need less memory."""
+    """What to change in this config so that it needs less memory."""
     parts, options = config.training.accumulate, []
     if config.model.remat != "full":
         options.append("--config.model.remat=full")
@@ -292,7 +292,7 @@ def _stop(message: str, code: int = 2) -> typing.NoReturn:
 
 
 if __name__ == "__main__":
-    # Only here, for icl_jax.main has a flag of the same name.
+    # Defined only here, because icl_jax.main has a flag of the same name.
     config_flags.DEFINE_config_file("config", None, "A file of configs/.")
     flags.DEFINE_string("topology", "v5e:4x4", f"NAME:SIZES; NAME: {', '.join(tpus())}.")
     flags.DEFINE_string("hlo", None, "A file to write the compiled program to.")
