@@ -65,9 +65,7 @@ def check_token_types(token_types, shape: tuple[int, int], rows: int):
     if token_types is None:
         return jnp.zeros(shape, jnp.int32)
     _check_integers("token_types", token_types, shape)
-    _check_range(
-        "token types", token_types, rows, "set token_types to the number that the text has"
-    )
+    _check_range("token types", token_types, rows, "set token_types to as many as the text has")
     return jnp.asarray(token_types, jnp.int32)
 
 

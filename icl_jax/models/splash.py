@@ -39,7 +39,7 @@ def choose_splash(kind: str, length: int, head_dim: int, *, alibi: bool, dropout
 def splash_attend(
     q_BHTK: jax.Array, k_BHTK: jax.Array, v_BHTK: jax.Array, place: Place, *, causal: bool
 ) -> jax.Array:
-    """The result of `attend` for tokens that attend to each other; interpreted, so slow, on a CPU."""
+    """As `attend`, for tokens that attend to each other; slow on a CPU, where it is interpreted."""
     mix = functools.partial(_mix, causal=causal, interpret=platform() == "cpu")
     mesh = jax.sharding.get_abstract_mesh()
     if not mesh.empty:

@@ -1,10 +1,10 @@
-"""The sentences that kNN-TAPT asks with: those of the STS training sets, one on a line.
+"""The queries of kNN-TAPT: the sentences of the STS training sets, one per line.
 
 python -m icl_jax.studies.task_sentences --data=DATA --to=FILE.txt [--limit=N] [--unseen]
 
-DATA has SentEval's layout; STS-B and SICK-R are the sets with a part to train on. Only their text
-is taken, never a score. Much of that text stands in the test sets too, for STS-B was collected from
-STS12-16, and SICK's parts share sentences: --unseen leaves that out, the paper seems to have it.
+DATA has SentEval's layout; STS-B and SICK-R are the sets with a training part. Only their text is
+used, never a score. Much of that text is in the test sets, too, because STS-B was collected from
+STS12-16 and SICK's parts share sentences: --unseen drops it; the paper seems to have kept it.
 """
 
 import argparse
@@ -23,15 +23,15 @@ _SEED = 0
 
 
 class TaskSentences(NamedTuple):
-    """What was chosen, and from how much."""
+    """The chosen sentences, and what they were chosen from."""
 
     sentences: list[str]
-    counts: dict[str, int]  # set -> its sentences that no set before it has
-    in_test: int  # of all these stand in a test set
+    counts: dict[str, int]  # set -> its sentences that are in no earlier set
+    in_test: int  # how many of all these are in a test set
 
 
 def task_sentences(data: str, limit: int = 0, unseen: bool = False) -> TaskSentences:
-    """Each sentence once, in the order of the files; with a limit, a sample over all sets."""
+    """Each sentence once, in the order of the files; with a limit, a sample from all sets."""
     found: list[str] = []
     counts = {}
     for held in read_training_sets(data):
@@ -62,19 +62,19 @@ def _sentences(held: PairSet) -> list[str]:
 
 
 def _words(text: str) -> str:
-    """Equal for the same sentence with other capitals and signs."""
+    """The same key for sentences that differ only in capitals and punctuation."""
     return re.sub(r"[\W_]+", " ", text.lower()).strip()
 
 
 def main(argv: list[str] | None = None) -> None:
-    """Reads the flags, writes the file and says what it holds."""
+    """Reads the flags, writes the file and reports what it holds."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--data", required=True, help="a folder with sts/ and sick/")
     parser.add_argument("--to", required=True, type=Path, help="the file to write")
-    parser.add_argument("--limit", type=int, default=0, help="so many, drawn at random; 0: all")
-    parser.add_argument("--unseen", action="store_true", help="none that a test set holds")
+    parser.add_argument("--limit", type=int, default=0, help="a random sample; 0: all")
+    parser.add_argument("--unseen", action="store_true", help="none that is in a test set")
     args = parser.parse_args(argv)
     with ends_well():
         chosen = task_sentences(args.data, args.limit, args.unseen)

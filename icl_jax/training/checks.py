@@ -1,4 +1,8 @@
-"""What would make a training run fail, found before anything is compiled."""
+"""All checks of a training run, made before anything is compiled.
+
+In order: the config by itself, the mesh, the objective, the length, the learning rate, the model
+that the run starts from; then its data, and the run that the workdir already holds.
+"""
 
 import dataclasses
 import json
@@ -24,15 +28,15 @@ from icl_jax.training.start_tokenizer import planned_tokenizer_problems, start_t
 
 SAME_RATE = 0.01  # rates that differ by less, relative to the larger, count as one
 _OTHER_VOCABULARY = (
-    ". A model goes on with the tokens that it knows: its records must be made with its tokenizer "
+    ". A model keeps its own vocabulary, so its records must be made with its own tokenizer "
     "(design.tokenizer.folder)"
 )
 
 
 def check_run(config: ExperimentConfig, workdir: epath.Path) -> Data:
-    """The opened data of a run that can work; else one ConfigError with everything wrong."""
+    """The opened data of a run that can work; otherwise one ConfigError lists all problems."""
     found, data = _problems(config), None
-    # Records that would be made here are not made for a run that cannot work.
+    # Synthetic records are only made for a run that can work.
     if not (found and any(map(synthetic.is_synthetic, config.data.sources))):
         data, problems = _open_data(config, workdir)
         found += problems
@@ -40,7 +44,7 @@ def check_run(config: ExperimentConfig, workdir: epath.Path) -> Data:
         found += run_problems(config, workdir, data)
         epoch = data.steps_per_epoch
         found += warmup_problems(config, epoch)
-        if last_step(workdir) is None:  # else it goes on from its own checkpoint
+        if last_step(workdir) is None:  # else it continues from its own checkpoint
             found += rate_problems(config, planned_steps(config, data), epoch)
         found += start_tokenizer_problems(config, workdir)
     if found:
@@ -49,7 +53,7 @@ def check_run(config: ExperimentConfig, workdir: epath.Path) -> Data:
 
 
 def check_before_design(config: ExperimentConfig, workdir: epath.Path) -> None:
-    """Stops on what can be seen before the records are there."""
+    """Stops on problems that can be found before the records exist."""
     found, made = _problems(config), config.design.examples.arms
     found += warmup_problems(config) + rate_problems(config, config.training.steps)
     for source in filter(is_arm, config.data.sources):
@@ -68,7 +72,7 @@ def check_before_design(config: ExperimentConfig, workdir: epath.Path) -> None:
 def _problems(config: ExperimentConfig) -> list[str]:
     found = find_problems(config)
     sizes = (config.batch_size, config.sequence_length, config.training.accumulate)
-    if type_problems(config) or min(sizes) < 1:  # the other checks count on these
+    if type_problems(config) or min(sizes) < 1:  # the other checks rely on these
         raise ConfigError("; ".join(found))
     found += _mesh_problems(config) + _objective_problems(config)
     return found + _length_problems(config) + _start_problems(config)
@@ -85,7 +89,7 @@ def _open_data(config: ExperimentConfig, workdir: epath.Path) -> tuple[Data | No
 
 
 def _resolve_sources(config: ExperimentConfig, workdir: epath.Path):
-    """The data config with the folders that its sources stand for."""
+    """The data config with its sources replaced by the folders that they stand for."""
     sources = []
     for source in config.data.sources:
         if synthetic.is_synthetic(source):
@@ -116,7 +120,7 @@ def _mesh_problems(config: ExperimentConfig) -> list[str]:
 
 
 def batch_problems(config: ExperimentConfig, mesh: Mesh) -> list[str]:
-    """Whether every device gets the same number of rows of every part of a batch."""
+    """The problem if devices would get different numbers of rows of a part of a batch."""
     parts = mesh.shape["data"] * mesh.shape["fsdp"]
     if config.batch_size % (parts * config.training.accumulate):
         return [
@@ -170,7 +174,7 @@ def _length_problems(config: ExperimentConfig) -> list[str]:
 
 
 def warmup_problems(config: ExperimentConfig, steps_per_epoch: float | None = None) -> list[str]:
-    """What is wrong if the warm-up ends after the schedule; epochs suffice to see it."""
+    """The problem if the warm-up is longer than the schedule; epochs suffice to see it."""
     optimizer, training = config.optimizer, config.training
     unit, warmup, end = "steps", optimizer.warmup, training.steps
     of = "training.steps"
@@ -178,23 +182,23 @@ def warmup_problems(config: ExperimentConfig, steps_per_epoch: float | None = No
         unit, end, of = "epochs", training.epochs, "training.epochs (in a branch branches.epochs)"
     if optimizer.schedule_steps:
         if training.epochs and not steps_per_epoch:
-            return []  # known once the records are there
+            return []  # known once the records exist
         of, end = "optimizer.schedule_steps", optimizer.schedule_steps
         warmup *= steps_per_epoch if training.epochs else 1
         unit = "steps"
-    if not end or warmup <= end:  # without an end, something else is wrong
+    if not end or warmup <= end:  # a missing end is reported elsewhere
         return []
     return [
-        f"the warm-up would never end: expected optimizer.warmup (in a branch by epochs "
-        f"branches.optimizer.warmup) of at most {end:g} {unit}, {of}, got {warmup:g} {unit}; lower "
-        "it (it counts in epochs where epochs are trained), or train for longer"
+        f"the warm-up would never end: expected optimizer.warmup (branches.optimizer.warmup in a "
+        f"branch with epochs) of at most {end:g} {unit}, {of}, got {warmup:g} {unit}; lower it (it "
+        "counts epochs if the length of the run is given in epochs), or train for longer"
     ]
 
 
 def rate_problems(
     config: ExperimentConfig, steps: int, steps_per_epoch: float | None = None
 ) -> list[str]:
-    """What is wrong if the rate jumps where a run goes on with everything of another.
+    """The problem if the rate would jump where a run continues another with everything.
 
     `steps` are those of this run; 0: not known yet.
     """
@@ -206,16 +210,16 @@ def rate_problems(
         theirs = checkpoint.read_config(training.start_from)
         folder, done = checkpoint.find(training.start_from)
     except ConfigError:
-        return []  # reported with what else is wrong with the start
+        return []  # reported with the other problems of the start
     before = _schedule_of(theirs, *_planned(theirs, folder.parent))
     ours = _schedule_of(config, steps, steps_per_epoch)
     if ours is None:
-        return []  # known once the records are there
+        return []  # known once the records exist
     if before is None:
         return [
-            f"the learning rate that training.start_from {training.start_from} had is not known: "
+            f"the learning rate of training.start_from {training.start_from} is not known: "
             f"expected the steps of its epochs in {folder.parent / 'config.json'}; start from its "
-            "workdir as it was written, or set training.rate_may_jump=True"
+            "original workdir, or set training.rate_may_jump=True"
         ]
     (there, schedule_there), (here, schedule_here) = before, ours
     rate, own = float(schedule_there(done)), float(schedule_here(done))
@@ -224,13 +228,13 @@ def rate_problems(
     wrong = ", ".join(differences(to_dict(there), to_dict(here), "optimizer."))
     return [
         f"the learning rate would jump from {rate:.3g} to {own:.3g} at step {done}, where "
-        f"training.start_from {training.start_from} stands ({wrong}); set these fields as they are "
-        "there, so that it continues, or training.rate_may_jump=True if the jump is meant"
+        f"training.start_from {training.start_from} ends ({wrong}); set these fields to its values "
+        "so that the rate continues, or training.rate_may_jump=True if the jump is intended"
     ]
 
 
 def _planned(config: ExperimentConfig, workdir) -> tuple[int, float | None]:
-    """Steps of a run and of its epoch, as its workdir recorded them; 0: that is not there."""
+    """Steps of a run and of its epoch, as recorded in its workdir; 0: not recorded."""
     if not config.training.epochs:
         return config.training.steps, None
     record = workdir / "config.json"
@@ -239,7 +243,7 @@ def _planned(config: ExperimentConfig, workdir) -> tuple[int, float | None]:
 
 
 def _schedule_of(config: ExperimentConfig, steps: int, steps_per_epoch: float | None):
-    """The optimiser with its end written out, and its rate at each step; None: not known."""
+    """The optimiser with an explicit end, and its rate at each step; None: not known."""
     optimizer = config.optimizer
     end = optimizer.schedule_steps or steps
     if not end or (config.training.epochs and not steps_per_epoch):
@@ -264,13 +268,13 @@ def _start_problems(config: ExperimentConfig) -> list[str]:
         return [f"training.start_from: {error}"]
     free = {name: getattr(config.model, name) for name in huggingface.OVERRIDES}
     if not is_huggingface(training.start_from):
-        free.pop("scan_layers")  # of a checkpoint the arrays are read as they were stored
+        free.pop("scan_layers")  # the arrays of a checkpoint are read as they were stored
     wrong = differences(to_dict(dataclasses.replace(theirs, **free)), to_dict(config.model))
     if not wrong:
         return []
     return [
         f"model differs from training.start_from {training.start_from}: {', '.join(wrong)}; set "
-        "these fields of model as they are there, or start from another model"
+        "these fields of model to its values, or start from another model"
         + _OTHER_VOCABULARY
         * (theirs.vocab_size != config.model.vocab_size)
     ]

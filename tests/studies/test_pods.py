@@ -213,7 +213,7 @@ def test_a_pattern_that_names_nothing_is_refused_and_others_choose():
     assert len(set(cells)) == len(cells) == 12 + 24 + 3 * 26
     chosen = pods.choose(cells, ["training/*/v5e-4", "encode/MiniLM-L6/v4"])
     assert [cell.place for cell in chosen] == ["v4", *["v5e-4"] * 3]
-    with pytest.raises(ConfigError, match="--only=train/x names no cell; expected KIND/SUBJECT"):
+    with pytest.raises(ConfigError, match="--only=train/x matches no cell; expected KIND/SUBJECT"):
         pods.choose(cells, ["train/x"])
 
 

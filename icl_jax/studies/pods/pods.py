@@ -1,13 +1,13 @@
-"""What the paper's runs would cost on TPU slices that are not here, by libtpu and arithmetic.
+"""What the paper's runs would cost on TPU slices, by libtpu and arithmetic. Needs no TPU.
 
 python -m icl_jax.studies.pods --page=docs/pods.md --to=DIR [--only=PATTERN,...] [--dry_run]
 
-Compiles every step for every slice and writes the numbers of each, a cell, to DIR as it is done:
-killed, the same command goes on. What a cell was made from is written with it, so that another
-config, other code of the step, or another libtpu compiles it anew. The tables of the page, between
-`<!-- pods_NAME -->` and `<!-- /pods_NAME -->`, are then made of all the cells that are there, and
-all that the compiler said of these is kept beside the page (docs/pods.json), for the next time.
-PATTERN: cells KIND/SUBJECT/PLACE, such as training/gpt_base_knn/v5e-* or search/*. No TPU is used.
+Compiles every step for every slice (a cell) and writes its numbers to DIR when it is done; if
+killed, rerun the command and it continues. A cell is stored with its inputs, so that it is compiled
+again if the config, the code of the step, the chip or libtpu changes. The tables of the page,
+between `<!-- pods_NAME -->` and `<!-- /pods_NAME -->`, are then made from all finished cells, and
+everything that the compiler reported is kept beside the page (docs/pods.json) for the next time.
+PATTERN: cells KIND/SUBJECT/PLACE, such as training/gpt_base_knn/v5e-* or search/*.
 """
 
 import argparse
@@ -31,7 +31,7 @@ MEASURE = "icl_jax.studies.pods.measure"
 
 
 def all_cells() -> list:
-    """Every cell, those that say most first: a run that ends early has them all."""
+    """Every cell, the most informative first, in case the run ends early."""
     from icl_jax.studies.pods.cells import CONFIGS, ENCODERS, INDEXES, Cell
     from icl_jax.tpu.chips import one_chip, slices
 
@@ -44,11 +44,11 @@ def all_cells() -> list:
 
 
 def choose(cells: list, patterns: Sequence[str]) -> list:
-    """The cells that a pattern names; each pattern must name some."""
+    """The cells that match a pattern; each pattern must match some."""
     for pattern in patterns:
         if not any(fnmatch.fnmatchcase(cell.name, pattern) for cell in cells):
             raise ConfigError(
-                f"--only={pattern} names no cell; expected KIND/SUBJECT/PLACE such as "
+                f"--only={pattern} matches no cell; expected KIND/SUBJECT/PLACE such as "
                 f"{cells[0].name} or {cells[-1].kind}/*; --dry_run lists all"
             )
     wanted = lambda cell: any(fnmatch.fnmatchcase(cell.name, x) for x in patterns)  # noqa: E731
@@ -56,11 +56,11 @@ def choose(cells: list, patterns: Sequence[str]) -> list:
 
 
 def measure_cells(cells: list, to: Path) -> list[str]:
-    """Measures what is not there; the names of those that failed."""
+    """Measures the missing cells; returns the names of those that failed."""
     from icl_jax.studies.pods.cells import read_cell
 
     waiting = [cell for cell in cells if read_cell(cell, to) is None]
-    print(f"{len(cells)} cells, {len(cells) - len(waiting)} of them are there", flush=True)
+    print(f"{len(cells)} cells, {len(cells) - len(waiting)} of them done", flush=True)
     taken, failed, total = [], [], len(waiting)
     while waiting:
         batch = waiting[:TOGETHER]
@@ -74,7 +74,7 @@ def measure_cells(cells: list, to: Path) -> list[str]:
                 f"{time_left([cell.kind for cell in waiting], taken)} left",
                 flush=True,
             )
-        if names:  # the process ended before it was done: by its first cell
+        if names:  # the process died while measuring the first of these
             failed.append(names[0])
             waiting = [cell for cell in waiting if cell.name != names[0]]
             print(f"failed: {names[0]}; see {to / 'compiler.log'}", flush=True)
@@ -82,7 +82,7 @@ def measure_cells(cells: list, to: Path) -> list[str]:
 
 
 def run_process(names: list[str], to: Path) -> Iterator[tuple[str, float]]:
-    """Measures cells in a process of its own; the name of each and its seconds, as it is done."""
+    """Measures cells in a separate process; yields the name and seconds of each finished one."""
     command = [sys.executable, "-m", MEASURE, f"--to={to}", *names]
     with (to / "compiler.log").open("a") as log:
         process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=log, text=True)
@@ -97,7 +97,7 @@ def run_process(names: list[str], to: Path) -> Iterator[tuple[str, float]]:
 
 
 def time_left(kinds: list[str], taken: list[tuple[str, float]]) -> str:
-    """How long cells of these kinds will take, by those that were measured."""
+    """How long cells of these kinds will take, estimated from those measured so far."""
     seconds = {}
     for name, each in taken:
         seconds.setdefault(name.partition("/")[0], []).append(each)
@@ -108,7 +108,7 @@ def time_left(kinds: list[str], taken: list[tuple[str, float]]) -> str:
 
 
 def fill(page: Path, to: Path) -> None:
-    """Makes the page's tables of the cells that are there."""
+    """Makes the page's tables from the finished cells."""
     from icl_jax.studies.pods.cells import CONFIGS, pack, read_cell, read_config
     from icl_jax.studies.pods.tables import join_table, sentences_table, training_table
     from icl_jax.studies.results import fill_page
@@ -134,7 +134,7 @@ def made_with() -> str:
 
 
 def main(argv: Sequence[str] | None = None) -> None:
-    """Reads the flags, measures, and fills the page."""
+    """Reads the flags, measures the cells and fills the page."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )

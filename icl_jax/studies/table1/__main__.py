@@ -2,9 +2,9 @@
 
 python -m icl_jax.studies.table1 --data=DATA --workdir=DIR [--config=FILE] [--config.FIELD=value]
 
-Designs the records if they are not there, trains every run, evaluates each on STS, and writes
-DIR/table1.md, .csv and .json, where the paper's numbers stand beside those found. --dry_run lists
-the runs and how far they are. Killed, the same command goes on; what is finished is taken as it is.
+Designs the records if there are none, trains every run, evaluates each on STS, and writes
+DIR/table1.md, .csv and .json with the paper's numbers beside ours. --dry_run lists the runs and
+their progress. If killed, rerun the command: it continues, and finished parts are kept.
 """
 
 from collections.abc import Sequence
@@ -25,9 +25,9 @@ CONFIG = "configs/roberta_base_knn_tapt.py:all"
 
 def main(argv: Sequence[str]) -> None:
     """Reads the flags and runs the study."""
-    logging.getLogger("jax").setLevel(logging.WARNING)  # not each backend that is not there
+    logging.getLogger("jax").setLevel(logging.WARNING)  # no line for each missing backend
     if not flags.FLAGS["verbosity"].present:
-        absl_logging.set_verbosity(absl_logging.WARNING)  # not each file of a checkpoint
+        absl_logging.set_verbosity(absl_logging.WARNING)  # no line for each file of a checkpoint
     config, data, workdir = (flags.FLAGS[name].value for name in ("config", "data", "workdir"))
     if len(argv) > 1:
         stop(f"unexpected argument '{argv[1]}'; flags begin with --")
@@ -51,11 +51,11 @@ def main(argv: Sequence[str]) -> None:
 
 
 if __name__ == "__main__":
-    # Only here, for icl_jax.main has flags of the same names.
+    # Defined only here, because icl_jax.main has flags of the same names.
     config_flags.DEFINE_config_file(
         "config", None, f"A file of configs/ with branches; by default {CONFIG}."
     )
     flags.DEFINE_string("data", None, "A folder with sts/ and sick/.")
-    flags.DEFINE_string("workdir", None, "The folder that everything is written to.")
-    flags.DEFINE_bool("dry_run", False, "Only list the runs, and which are done.")
+    flags.DEFINE_string("workdir", None, "The folder to write to.")
+    flags.DEFINE_bool("dry_run", False, "Only list the runs and their progress.")
     app.run(main, flags_parser=functools.partial(parse_config_flags, default=CONFIG))
