@@ -60,6 +60,15 @@ def test_a_reader_keeps_few_files_open_and_closes_them(tmp_path, monkeypatch):
     assert len(os.listdir("/proc/self/fd")) == before
 
 
+@pytest.mark.parametrize("tokens", [2, 4], ids=["shorter", "longer"])
+def test_a_record_of_another_length_than_when_it_was_indexed_is_told(path, tokens):
+    shards, before, now = Shards([path]), len(record(2, 3)), len(record(2, tokens))
+    write_records(path, [record(2, tokens), record(3, 5, batch_group=7)])
+    message = f"at byte 0: expected a record of {before} bytes as in the index, got {now} bytes; "
+    with pytest.raises(RecordError, match=message + "the file has changed while in use"):
+        shards[0]
+
+
 def test_the_index_knows_every_record(path):
     (index,) = load_indexes([path])
     assert index.offset.tolist() == [0, len(frame(record(2, 3)))]

@@ -151,7 +151,8 @@ def test_related_companions_are_counted_printed_and_too_many_stop_the_build(buil
     strict = dataclasses.replace(
         config, design=dataclasses.replace(config.design, examples=examples)
     )
-    with pytest.raises(StageError, match=r"are not a valid control: .*max_related_share = 0\.01"):
+    refused = r"are not a valid control: .*max_related_share = 0\.01\. Use a larger corpus"
+    with pytest.raises(StageError, match=refused):
         design(strict, workdir)
     design(config, workdir)
 

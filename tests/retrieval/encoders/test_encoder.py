@@ -164,6 +164,13 @@ def test_rows_hold_every_sentence_once_with_little_padding():
     assert len({batch.tokens_BT.shape for batch in batches}) <= 3
 
 
+def test_no_row_holds_more_sentences_than_it_has_slots():
+    batches = token_rows.make_batches([[1]] * 500, 256, divisor=1, pad_id=0)
+    assert sum(len(batch.sentences) for batch in batches) == 500
+    for batch in batches:
+        assert batch.slots.max() < token_rows.num_slots(batch.tokens_BT.shape[1])
+
+
 SMALL_CORPUS = [
     "Anna Velt was born in Kersk.",
     "The old bridge of Kersk crosses the river Lod.",
@@ -223,6 +230,13 @@ def test_tfidf_is_the_same_for_the_same_seed_and_holds_no_pickle(tmp_path, monke
     files = {file.suffix for file in (tmp_path / "a").iterdir()}
     assert files == {".json", ".npy"}
     np.load(tmp_path / "a/components.npy", allow_pickle=False)
+
+
+def test_tfidf_is_fitted_on_a_sample_that_every_part_of_the_corpus_is_in(monkeypatch):
+    monkeypatch.setattr(encoder_tfidf, "MAX_SAMPLE", 100)
+    places = [int(text) for text in encoder_tfidf._sample(map(str, range(10_000)), 0)]
+    assert len(places) == len(set(places)) == 100 and places == sorted(places)
+    assert abs(np.mean(places) - 5000) < 1200  # four standard deviations
 
 
 def test_tfidf_counts_a_word_said_three_times_only_a_little_more(tmp_path):
