@@ -1,4 +1,4 @@
-"""Makes one shard of the sentence table; every file of it is whole or not there.
+"""Makes one shard of the sentence table; each of its files is complete or absent.
 
 Sentences of more than `config.max_sentence_tokens` are split or dropped. A split is made at the
 last `;`, `:`, `,` or dash of the second half of what fits, else at the last space, else between two
@@ -29,12 +29,12 @@ SENTENCES = "sentences-{:05d}.arrow"
 DOCUMENTS = "documents-{:05d}.arrow"
 _SUMMARY = "shard-{:05d}.json"
 _CLAUSE_END = re.compile(r"[;:,–—] |[，；：、]")  # noqa: RUF001
-_WINDOW = 16  # characters to a token that are looked at, at first
+_WINDOW = 16  # characters per token to look at first
 
 
 @dataclasses.dataclass(frozen=True)
 class ShardSummary:
-    """What a finished shard holds; its file is written last, so that it marks the shard as done."""
+    """What a finished shard holds; this file is written last and marks the shard as done."""
 
     documents: int
     sentences: int
@@ -46,12 +46,12 @@ class ShardSummary:
 
 
 class TokenisedSentences(NamedTuple):
-    """Sentences, or what was made of them, all within the limit."""
+    """Sentences, or parts of long ones, all within the limit."""
 
     texts: Sequence[str]
     tokens: np.ndarray  # of all texts
     offsets: np.ndarray  # where each text's tokens begin, and the end
-    origins: np.ndarray  # of which sentence each text is a part
+    origins: np.ndarray  # the sentence that each text is a part of
     split: int  # long sentences
     dropped: int  # long sentences
 
@@ -59,7 +59,7 @@ class TokenisedSentences(NamedTuple):
 def make_shard(
     shard: Shard, config: CorpusConfig, tokenizer: str, fingerprint: str, folder: str, index: int
 ) -> ShardSummary:
-    """Reads, splits, tokenises and writes one shard; `tokenizer` is the folder of one."""
+    """Reads, splits, tokenises and writes one shard; `tokenizer` is a folder."""
     found, bad, sentences, sizes, counts = [], [], [], [], Counter()
     for document in read_documents(shard, config):
         if isinstance(document, BadDocument):
@@ -99,10 +99,10 @@ def _sentences(tokenised: TokenisedSentences, sizes: Sequence[int]) -> pa.Record
     position = (np.arange(len(document)) - first).astype(np.int32)
     offsets = pa.array(tokenised.offsets.astype(np.int32))
     texts = pa.array(tokenised.texts, pa.string())
-    if isinstance(texts, pa.ChunkedArray):  # so Arrow does with more than 2 GB
+    if isinstance(texts, pa.ChunkedArray):  # Arrow returns this for more than 2 GB
         raise StageError(
             "one shard has more than 2 GB of sentences: a document is that large, or a file holds "
-            "far more text than it states; lower design.shard_megabytes, or divide the file"
+            "far more text than it claims; lower design.shard_megabytes, or split the file"
         )
     return pa.record_batch(
         {
@@ -134,7 +134,7 @@ def _write_table(path: Path, batch: pa.RecordBatch) -> str:
 def tokenise_sentences(
     sentences: Sequence[str], tokenizer: Tokenizer, config: CorpusConfig
 ) -> TokenisedSentences:
-    """Tokens of all sentences, long ones dealt with as the config says."""
+    """Tokens of all sentences, with long ones treated as configured."""
     tokens, offsets = tokenizer.encode_batch(sentences)
     long = np.flatnonzero(np.diff(offsets) > config.max_sentence_tokens).tolist()
     if not long:
@@ -147,7 +147,7 @@ def tokenise_sentences(
         split, dropped = 0, len(long)
     pieces = [piece for part in made for piece in part]
     piece_tokens, piece_offsets = tokenizer.encode_batch(pieces)
-    # Runs of sentences that stay and of pieces, in turns, as (texts, tokens, lengths, origins).
+    # Alternating runs of kept sentences and of pieces, as (texts, tokens, lengths, origins).
     runs, done, used = [], 0, 0
     for i, part in zip([*long, len(sentences)], [*made, []], strict=True):
         end = used + len(part)
@@ -167,25 +167,25 @@ def _run(texts: Sequence[str], tokens: np.ndarray, offsets: np.ndarray, start: i
 
 
 def split_sentence(text: str, tokenizer: Tokenizer, limit: int) -> list[str]:
-    """Pieces of at most `limit` tokens each that together are the text, but for spaces."""
+    """Pieces of at most `limit` tokens each that make up the text, except for spaces."""
     pieces = []
     while text:
         fitting = _fitting_characters(text, tokenizer, limit)
         if fitting < len(text):
             fitting = _cut(text, fitting)
         piece = text[:fitting].strip()
-        # A piece alone may have other tokens than it had in its place.
+        # A piece by itself may have different tokens than it had in the text.
         while len(tokenizer.encode(piece)) > limit and len(piece) > 1:
             fitting = _cut(text, len(piece) - 2)
             piece = text[:fitting].strip()
-        if len(tokenizer.encode(piece)) <= limit:  # else one character of more tokens: it goes
+        if len(tokenizer.encode(piece)) <= limit:  # else one character of more tokens: dropped
             pieces.append(piece)
         text = text[fitting:].lstrip()
     return pieces
 
 
 def _fitting_characters(text: str, tokenizer: Tokenizer, limit: int) -> int:
-    """How many characters, about, the first `limit` tokens take."""
+    """About how many characters the first `limit` tokens take."""
     window = _WINDOW * limit
     while True:
         encoded = tokenizer.library.encode(text[:window], add_special_tokens=False)
@@ -197,7 +197,7 @@ def _fitting_characters(text: str, tokenizer: Tokenizer, limit: int) -> int:
 
 
 def _cut(text: str, most: int) -> int:
-    """Where to cut a text so that at most `most` characters (and a space) stand before it."""
+    """Where to cut a text so that at most `most` characters (and a space) are before the cut."""
     clauses = [match.end() for match in _CLAUSE_END.finditer(text, 0, most + 1)]
     if clauses and clauses[-1] > most // 2:
         return clauses[-1]

@@ -114,7 +114,7 @@ def make_in(tmp_path, start, workdir, **fields):
 
 def test_only_the_end_of_a_run_is_called_trained(tmp_path):
     config, workdir, _ = begun(tmp_path, 4, steps=6)
-    with pytest.raises(StageError, match=r"run has done 4 of 6 steps; the same command with --st"):
+    with pytest.raises(StageError, match=r"run has done 4 of 6 steps; rerun the command with --st"):
         require_trained(config, workdir)
     with pytest.raises(StageError, match=r"there is no trained model in .*nowhere"):
         require_trained(config, epath.Path(tmp_path / "nowhere"))
