@@ -1,8 +1,8 @@
 """Time, memory and recall of the automatic search against FAISS flat, as the pool grows.
 
 Every vector searches all others, k = 10, on the same cores and threads. Ours is the whole search of
-the design stage: index, exact scores of what it proposes, rules (every vector stands for a sentence
-of its own). Rounds alternate; each side is timed on a part of the queries and scaled to all.
+the design stage: index, exact scores of its candidates, rules (every vector is a separate
+sentence). Rounds alternate; each side is timed on a part of the queries and scaled to all.
 
 Run: python benchmarks/neighbour_search.py [--vectors=FILE.npy | --workdir=DIR] [--quick]
 """
@@ -32,7 +32,7 @@ SHARD = 30_000  # about what a shard of 4 MB of text holds
 
 
 def main() -> None:
-    """Prints a table, and as the last line one JSON object about the largest pool."""
+    """Prints a table and, as the last line, one JSON object about the largest pool."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--vectors", help=".npy file of sentence vectors, one row each")
     parser.add_argument("--workdir", help="of a finished design stage: its vectors")
@@ -70,7 +70,7 @@ def measure(rows: np.ndarray, rounds: int) -> dict:
         flat = faiss.IndexFlatIP(vectors.width)
         for shard in range(len(shards)):
             flat.add(vectors.shard(shard))
-        # Flat costs more per query: fewer of them give a time as steady.
+        # Flat costs more per query, so fewer queries give an equally steady time.
         ours = lambda ids: search.nearest(ids).ids  # noqa: E731
         theirs = lambda ids: flat.search(vectors.take(ids), K + 1)[1]  # noqa: E731
         order = np.random.default_rng(0).permutation(len(rows))
@@ -97,7 +97,7 @@ def measure(rows: np.ndarray, rounds: int) -> dict:
 
 
 def rules(vectors: Vectors) -> Selection:
-    """Every sentence has words and a document of its own; no threshold."""
+    """Every sentence has its own words and document; no threshold."""
     names = pa.array([f"sentence {i}" for i in range(len(vectors))], pa.large_string())
     signatures = Signatures([sign(names)])
     pool = Pool.make(signatures, vectors, documents=np.arange(len(vectors)))
@@ -107,7 +107,7 @@ def rules(vectors: Vectors) -> Selection:
 def alternate(
     ours: tuple[Callable, int], theirs: tuple[Callable, int], order: np.ndarray, rounds: int
 ) -> tuple[float, float]:
-    """Median seconds of each for all queries, in turns, after one round that does not count."""
+    """Median seconds of each for all queries, in turns, after one uncounted round."""
     times: list[list[float]] = [[], []]
     for number in range(rounds + 1):
         for side, (run, count) in enumerate((ours, theirs)):
@@ -119,7 +119,7 @@ def alternate(
 
 
 def read_vectors(args: argparse.Namespace) -> tuple[np.ndarray, str]:
-    """The vectors, and what they are."""
+    """The vectors and a description."""
     if args.vectors and not args.quick:
         return np.load(args.vectors, mmap_mode="r"), Path(args.vectors).name
     if args.workdir and not args.quick:
@@ -131,7 +131,7 @@ def read_vectors(args: argparse.Namespace) -> tuple[np.ndarray, str]:
 
 
 def clustered(count: int, width: int = 384) -> np.ndarray:
-    """About as hard as MiniLM's vectors of Wikipedia: topics in topics, some sentences apart."""
+    """About as hard as MiniLM's vectors of Wikipedia: nested topics and some isolated sentences."""
     rng = np.random.default_rng(0)
     weights = ((1 + np.arange(width) / 10) ** -0.5).astype(np.float32)  # few directions say much
     turn = np.linalg.qr(rng.normal(size=(width, width)))[0].astype(np.float32)

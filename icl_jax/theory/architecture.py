@@ -1,4 +1,4 @@
-"""Which depth and width to train for a number of parameters, and what caps the use of a width.
+"""Which depth and width to train for a number of parameters, and what limits the use of a width.
 
 python -m icl_jax.theory.architecture --params=345e6 --vocab=50257 [--rank=128] [--heads=16]
     recommends a shape; --depth=24 --width=1024 instead of --params judges that one, and
@@ -29,20 +29,20 @@ from icl_jax.theory.network_shape import (
 )
 
 LINE = 100  # characters
-FAR = 2  # what is off by more than this factor is worth a line before the training: our choice
+FAR = 2  # a network that is off by more than this factor gets a note before training: our choice
 OPTIONS = {
-    "params": "Parameters to find a shape for, those of the embedding included where --vocab is.",
-    "vocab": "Tokens of the vocabulary; of a convolution, the numbers it reads for a position.",
+    "params": "Parameters to find a shape for, including the embedding if --vocab is given.",
+    "vocab": "Tokens of the vocabulary; for a convolution, the numbers it reads per position.",
     "rank": "Of a factored embedding.",
-    "heads": "Of each layer.",
-    "head_dim": "The size of a head; by default heads make up the width.",
+    "heads": "Per layer.",
+    "head_dim": "The size of a head; by default the heads add up to the width.",
     "depth": "Layers of a network to judge.",
     "width": "Its width.",
 }
 
 
 def report(shape: Shape, heading: str) -> str:
-    """What there is to say about a shape, and in a table about the known models."""
+    """A report on a shape, with a table of the known models."""
     stored = f"{shape.parameters:,} parameters"
     if shape.embedding_parameters:
         stored += f", {shape.embedding_parameters:,} of them in the embedding"
@@ -54,7 +54,7 @@ def report(shape: Shape, heading: str) -> str:
 
 
 def findings(verdict: Verdict) -> dict[str, str]:
-    """A sentence or two about each of border, depth, rank and attention."""
+    """A sentence or two on each of border, depth, rank and attention."""
     return {
         "border": _border(verdict),
         "depth": _depth(verdict),
@@ -64,7 +64,7 @@ def findings(verdict: Verdict) -> dict[str, str]:
 
 
 def imbalance(shape: Shape) -> str | None:
-    """What is badly out of proportion, in one line; None: nothing is."""
+    """What is far out of proportion, in one line; None: nothing is."""
     verdict, found = judge(shape), []
     ratio = verdict.depth_ratio
     if verdict.advice and not 1 / FAR <= ratio <= FAR:
@@ -87,7 +87,7 @@ def imbalance(shape: Shape) -> str | None:
 
 
 def _border(verdict: Verdict) -> str:
-    theory = f"The theory's own, log3 d_x, is at {verdict.theory_depth:.1f} layers."
+    theory = f"The border of the theory itself, log3 d_x, is at {verdict.theory_depth:.1f} layers."
     if verdict.best_depth is None:
         return f"unknown. {theory}"
     outside = f" Extrapolated: the fit is of {FIT_RANGE}." if verdict.extrapolated else ""
@@ -149,7 +149,7 @@ def _percent(share: float) -> str:
 
 
 def asked_shape(config: ExperimentConfig | None, given: dict[str, float | None]) -> tuple:
-    """(heading, shape) of what the flags ask for; `given` are all but --config, None: not given."""
+    """(heading, shape) for the flags; `given` are all except --config, None: not given."""
     given = {name: value for name, value in given.items() if value is not None}
     ways = [
         *(["--config=FILE"] if config is not None else []),
@@ -163,7 +163,7 @@ def asked_shape(config: ExperimentConfig | None, given: dict[str, float | None])
         )
     if config is not None:
         if given:
-            raise ConfigError(f"--config says it all: leave out --{', --'.join(given)}")
+            raise ConfigError(f"--config determines the shape: remove --{', --'.join(given)}")
         validate(config.model)
         return "The network of the config:", shape_of(config.model)
     if "params" in given:
@@ -187,7 +187,7 @@ def main(argv: Sequence[str]) -> None:
 
 
 if __name__ == "__main__":
-    # Only here, for icl_jax.main has a flag of the same name.
+    # Defined only here, because icl_jax.main has a flag of the same name.
     config_flags.DEFINE_config_file("config", None, "A file of configs/ whose network to judge.")
     flags.DEFINE_float("params", None, OPTIONS["params"])
     for flag in list(OPTIONS)[1:]:
