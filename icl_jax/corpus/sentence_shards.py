@@ -58,7 +58,7 @@ class TokenisedSentences(NamedTuple):
 
 def make_shard(
     shard: Shard, config: CorpusConfig, tokenizer: str, fingerprint: str, folder: str, index: int
-) -> ShardSummary:
+) -> None:
     """Reads, splits, tokenises and writes one shard; `tokenizer` is a folder."""
     found, bad, sentences, sizes, counts = [], [], [], [], Counter()
     for document in read_documents(shard, config):
@@ -84,7 +84,6 @@ def make_shard(
         checksum=checksum,
     )
     write_json(Path(folder) / _SUMMARY.format(index), dataclasses.asdict(summary))
-    return summary
 
 
 def read_summary(folder: Path, index: int) -> ShardSummary | None:

@@ -25,7 +25,7 @@ from tqdm import tqdm
 
 from icl_jax.config import ModelConfig, StageError
 from icl_jax.config.tree import validate
-from icl_jax.files.remote import is_remote
+from icl_jax.files.remote import NoFileError, check_files_in, is_remote, read_text
 from icl_jax.files.step_folder import beside, write_json
 from icl_jax.models import Model, abstract
 from icl_jax.models.formats.format import Tensor
@@ -122,6 +122,7 @@ class TensorFiles:
             raise FolderError(
                 f"{folder} is not a folder; expected config.json and model.safetensors in it"
             )
+        check_files_in(folder)
         self.config = read_json(folder / "config.json")
         model_type = self.config.get("model_type")
         if model_type not in FORMATS:
@@ -271,9 +272,11 @@ class TensorFiles:
 def read_json(file: Path, kind: type = dict):
     """The content of a JSON file in a folder: an object or a list."""
     try:
-        content = json.loads(file.read_text())
+        content = json.loads(read_text(file))
     except FileNotFoundError:
         raise FolderError(f"{file.parent} has no {file.name}; is it a model folder?") from None
+    except NoFileError:
+        raise
     except ValueError as error:
         raise FolderError(f"{file} is not valid JSON ({error})") from None
     if not isinstance(content, kind):

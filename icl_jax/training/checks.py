@@ -6,6 +6,7 @@ that the run starts from; then its data, and the run that the workdir already ho
 
 import dataclasses
 import json
+import math
 
 from etils import epath
 from jax.sharding import Mesh
@@ -174,18 +175,22 @@ def _length_problems(config: ExperimentConfig) -> list[str]:
 
 
 def warmup_problems(config: ExperimentConfig, steps_per_epoch: float | None = None) -> list[str]:
-    """The problem if the warm-up is longer than the schedule; epochs suffice to see it."""
-    optimizer, training = config.optimizer, config.training
-    unit, warmup, end = "steps", optimizer.warmup, training.steps
-    of = "training.steps"
+    """The problem if the warm-up ends after the run or its schedule.
+
+    Branches with steps continue a trunk, so they may end its warm-up. Epochs suffice to compare
+    with the run; `steps_per_epoch` is only needed if a schedule in steps ends before it.
+    """
+    optimizer, training, branches = config.optimizer, config.training, config.branches
+    unit, warmup, end, of = "steps", optimizer.warmup, training.steps, "training.steps"
     if training.epochs:
         unit, end, of = "epochs", training.epochs, "training.epochs (in a branch branches.epochs)"
-    if optimizer.schedule_steps:
-        if training.epochs and not steps_per_epoch:
-            return []  # known once the records exist
-        of, end = "optimizer.schedule_steps", optimizer.schedule_steps
-        warmup *= steps_per_epoch if training.epochs else 1
-        unit = "steps"
+    elif branches.arms and branches.steps:
+        end, of = end + branches.steps, "training.steps + branches.steps"
+    # Steps per unit; 0: known once the records exist.
+    steps = (steps_per_epoch or 0) if training.epochs else 1
+    if steps and 0 < optimizer.schedule_steps <= (end * steps or math.inf):
+        end, of = optimizer.schedule_steps, "optimizer.schedule_steps"
+        unit, warmup = "steps", warmup * steps
     if not end or warmup <= end:  # a missing end is reported elsewhere
         return []
     return [

@@ -2,6 +2,7 @@
 
 import dataclasses
 import json
+import os
 
 import jax
 import numpy as np
@@ -279,3 +280,14 @@ def test_tfidf_of_a_corpus_without_words_says_so(tmp_path):
         fit_tfidf(["the of", "?"], EncoderConfig(), tmp_path, seed=0)
     with pytest.raises(StageError, match="holds no fitted TF-IDF"):
         open_encoder(EncoderConfig(), None, tmp_path)
+
+
+@pytest.mark.parametrize(
+    "name", ["modules.json", "tokenizer.json", "model.safetensors", "1_Pooling/config.json"]
+)
+def test_a_pipe_in_an_encoder_folder_is_refused_and_not_waited_for(tmp_path, name):
+    folder = make_sentence_folder(tmp_path / "bert", {"pooling_mode_mean_tokens": True})
+    (folder / name).unlink()
+    os.mkfifo(folder / name)
+    with pytest.raises(ConfigError, match=f"{name} is a named pipe"):
+        open_folder(folder)
