@@ -27,7 +27,7 @@ SAMPLE_BYTES = 2_000_000  # of text, to train a tokenizer on
 
 
 def main() -> None:
-    """Prints both rates and, as the last line, one JSON object."""
+    """Prints both rates, and as the last line one JSON object."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--files", nargs="+", help="the corpus; default: a made-up one")
     parser.add_argument("--tokenizer", help="folder; default: one trained on the text")

@@ -43,7 +43,7 @@ CHIP, USED = CHIPS["v5e"], 0.5  # of its peak, in a product of large matrices
 
 
 def main() -> None:
-    """Measures, or reads earlier measurements; prints Markdown."""
+    """Measures, or reads what was measured; prints Markdown."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )

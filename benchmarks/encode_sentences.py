@@ -28,7 +28,7 @@ from icl_jax.workers.local import count_cores
 
 
 def main() -> None:
-    """Prints the measurements and, as the last line, one JSON object."""
+    """Prints what was measured, and as the last line one JSON object."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--sentences", help="text file, one a line; without: made-up ones")
     parser.add_argument("--count", type=int, default=2000, help="sentences, drawn from the file")

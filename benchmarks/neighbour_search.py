@@ -32,7 +32,7 @@ SHARD = 30_000  # about what a shard of 4 MB of text holds
 
 
 def main() -> None:
-    """Prints a table and, as the last line, one JSON object about the largest pool."""
+    """Prints a table, and as the last line one JSON object about the largest pool."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--vectors", help=".npy file of sentence vectors, one row each")
     parser.add_argument("--workdir", help="of a finished design stage: its vectors")
@@ -119,7 +119,7 @@ def alternate(
 
 
 def read_vectors(args: argparse.Namespace) -> tuple[np.ndarray, str]:
-    """The vectors and a description."""
+    """The vectors, and what they are."""
     if args.vectors and not args.quick:
         return np.load(args.vectors, mmap_mode="r"), Path(args.vectors).name
     if args.workdir and not args.quick:

@@ -64,7 +64,7 @@ CASES = {
 
 
 def main() -> None:
-    """Prints a table and, as the last line, one JSON object."""
+    """Prints a table, and as the last line one JSON object."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--rounds", type=int, default=7, help="timed rounds of each side")
     parser.add_argument("--cases", default="a,b,c", help="which of a, b, c")

@@ -59,7 +59,7 @@ class TokenisedSentences(NamedTuple):
 def make_shard(
     shard: Shard, config: CorpusConfig, tokenizer: str, fingerprint: str, folder: str, index: int
 ) -> None:
-    """Reads, splits, tokenises and writes one shard; `tokenizer` is a folder."""
+    """Reads, splits, tokenises and writes one shard; `tokenizer` is the folder of one."""
     found, bad, sentences, sizes, counts = [], [], [], [], Counter()
     for document in read_documents(shard, config):
         if isinstance(document, BadDocument):

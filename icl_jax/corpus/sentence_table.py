@@ -232,7 +232,7 @@ def _write_columns(folder: Path, summaries: Sequence[ShardSummary]) -> None:
 def _make_shards(
     tasks: list[tuple], sizes: list[int], folder: Path, runner: Runner, check: Callable
 ) -> list[ShardSummary]:
-    """Makes the missing shards; the first ones alone, to stop early if they are bad."""
+    """Makes what is not made yet; the first shards by themselves, to stop early if they are bad."""
     summaries = [read_summary(folder, index) for index in range(len(tasks))]
     done = sum(size for size, summary in zip(sizes, summaries, strict=True) if summary)
     label = {"unit": "B", "unit_scale": True, "desc": "sentence table"}

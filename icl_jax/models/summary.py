@@ -1,4 +1,4 @@
-"""The parameter table of a model, without allocating it: names, shapes, sharding, counts, bytes.
+"""Prints the parameters of a model without making them: shapes, sharding, sizes.
 
 Run: python -m icl_jax.models.summary --preset=gpt2-medium --fsdp=8 --tensor=2
 """

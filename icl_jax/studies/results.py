@@ -1,4 +1,4 @@
-"""Writes the results of experiments into a page of documentation, so that no number is typed.
+"""Fills a page of documentation with the tables and figures of experiments.
 
 python -m icl_jax.studies.results --page=docs/results.md NAME=WORKDIR [NAME=WORKDIR,WORKDIR ...]
 

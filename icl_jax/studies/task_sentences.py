@@ -1,4 +1,4 @@
-"""The queries of kNN-TAPT: the sentences of the STS training sets, one per line.
+"""Writes the queries of kNN-TAPT: sentences of the STS training sets, one per line.
 
 python -m icl_jax.studies.task_sentences --data=DATA --to=FILE.txt [--limit=N] [--unseen]
 
@@ -67,14 +67,14 @@ def _words(text: str) -> str:
 
 
 def main(argv: list[str] | None = None) -> None:
-    """Reads the flags, writes the file and reports what it holds."""
+    """Reads the flags, writes the file and says what it holds."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--data", required=True, help="a folder with sts/ and sick/")
     parser.add_argument("--to", required=True, type=Path, help="the file to write")
-    parser.add_argument("--limit", type=int, default=0, help="a random sample; 0: all")
-    parser.add_argument("--unseen", action="store_true", help="none that is in a test set")
+    parser.add_argument("--limit", type=int, default=0, help="so many, drawn at random; 0: all")
+    parser.add_argument("--unseen", action="store_true", help="none that a test set holds")
     args = parser.parse_args(argv)
     with ends_well():
         chosen = task_sentences(args.data, args.limit, args.unseen)

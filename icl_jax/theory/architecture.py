@@ -1,4 +1,4 @@
-"""Which depth and width to train for a number of parameters, and what limits the use of a width.
+"""Recommends a depth and width for a number of parameters, or judges a network.
 
 python -m icl_jax.theory.architecture --params=345e6 --vocab=50257 [--rank=128] [--heads=16]
     recommends a shape; --depth=24 --width=1024 instead of --params judges that one, and
@@ -29,13 +29,13 @@ from icl_jax.theory.network_shape import (
 )
 
 LINE = 100  # characters
-FAR = 2  # a network that is off by more than this factor gets a note before training: our choice
+FAR = 2  # what is off by more than this factor is worth a line before the training: our choice
 OPTIONS = {
-    "params": "Parameters to find a shape for, including the embedding if --vocab is given.",
-    "vocab": "Tokens of the vocabulary; for a convolution, the numbers it reads per position.",
+    "params": "Parameters to find a shape for, those of the embedding included where --vocab is.",
+    "vocab": "Tokens of the vocabulary; of a convolution, the numbers it reads for a position.",
     "rank": "Of a factored embedding.",
-    "heads": "Per layer.",
-    "head_dim": "The size of a head; by default the heads add up to the width.",
+    "heads": "Of each layer.",
+    "head_dim": "The size of a head; by default heads make up the width.",
     "depth": "Layers of a network to judge.",
     "width": "Its width.",
 }
@@ -187,7 +187,7 @@ def main(argv: Sequence[str]) -> None:
 
 
 if __name__ == "__main__":
-    # Defined only here, because icl_jax.main has a flag of the same name.
+    # Only here, for icl_jax.main has a flag of the same name.
     config_flags.DEFINE_config_file("config", None, "A file of configs/ whose network to judge.")
     flags.DEFINE_float("params", None, OPTIONS["params"])
     for flag in list(OPTIONS)[1:]:

@@ -1,11 +1,11 @@
-"""The in-context bias in numbers: what a network can relate in one input, and through its weights.
+"""Measures the in-context bias: what a network relates in one input, or by training.
 
 python -m icl_jax.theory.in_context_bias --to=FOLDER [--width=4] [--epsilon=0.01] ...
 
-Measures the epsilon-sequential-separation rank of small random networks by depth, in context and
-after a gradient step at several learning rates, and the rank by that of the embedding. Writes
-tables and a figure of each (`in_context_bias.md`, `embedding_rank.md`, `.png`) and
-`measurements.json`; docs/theory.md explains them. If killed, rerun the command and it continues.
+Measures the epsilon-sequential-separation rank of small random networks against depth, in context
+and after a gradient step at several learning rates, and the rank against that of the embedding.
+Writes tables and a figure of each (`in_context_bias.md`, `embedding_rank.md`, `.png`) and
+`measurements.json`; docs/theory.md says how to read them. Killed, the same command goes on.
 """
 
 import argparse

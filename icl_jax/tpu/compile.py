@@ -1,4 +1,4 @@
-"""What a training step would cost on TPUs that you do not have: the real compiler, and arithmetic.
+"""Compiles a training step for TPUs, without any: its memory, traffic and time.
 
 python -m icl_jax.tpu.compile --config=configs/NAME.py[:ARM]
     --topology=v5e:4x4 [--config.FIELD=value ...] [--hlo=FILE]
@@ -292,7 +292,7 @@ def _stop(message: str, code: int = 2) -> typing.NoReturn:
 
 
 if __name__ == "__main__":
-    # Defined only here, because icl_jax.main has a flag of the same name.
+    # Only here, for icl_jax.main has a flag of the same name.
     config_flags.DEFINE_config_file("config", None, "A file of configs/.")
     flags.DEFINE_string("topology", "v5e:4x4", f"NAME:SIZES; NAME: {', '.join(tpus())}.")
     flags.DEFINE_string("hlo", None, "A file to write the compiled program to.")

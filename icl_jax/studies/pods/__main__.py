@@ -1,5 +1,6 @@
-"""`python -m icl_jax.studies.pods`."""
+"""Estimates the cost of the paper's runs on TPU slices, with libtpu and arithmetic."""
 
 from icl_jax.studies.pods.pods import main
 
-main()
+if __name__ == "__main__":
+    main()

@@ -1,4 +1,4 @@
-"""What the paper's runs would cost on TPU slices, by libtpu and arithmetic. Needs no TPU.
+"""Estimates the cost of the paper's runs on TPU slices, with libtpu and arithmetic.
 
 python -m icl_jax.studies.pods --page=docs/pods.md --to=DIR [--only=PATTERN,...] [--dry_run]
 
@@ -7,7 +7,7 @@ killed, rerun the command and it continues. A cell is stored with its inputs, so
 again if the config, the code of the step, the chip or libtpu changes. The tables of the page,
 between `<!-- pods_NAME -->` and `<!-- /pods_NAME -->`, are then made from all finished cells, and
 everything that the compiler reported is kept beside the page (docs/pods.json) for the next time.
-PATTERN: cells KIND/SUBJECT/PLACE, such as training/gpt_base_knn/v5e-* or search/*.
+PATTERN: cells KIND/SUBJECT/PLACE, such as training/gpt_base_knn/v5e-* or search/*. Needs no TPU.
 """
 
 import argparse
