@@ -27,7 +27,7 @@ from icl_jax.config import ModelConfig, StageError
 from icl_jax.config.tree import validate
 from icl_jax.files.remote import NoFileError, check_files_in, is_remote, read_text
 from icl_jax.files.step_folder import beside, write_json
-from icl_jax.models import Model, abstract
+from icl_jax.models import GPT, Roberta, abstract
 from icl_jax.models.formats.format import Tensor
 from icl_jax.models.kinds import FORMATS, format_of
 from icl_jax.sharding import variable_sharding, with_auto_axes
@@ -44,7 +44,12 @@ class FolderError(StageError, ValueError):
     """A folder that cannot be read or written; the message says what was expected and found."""
 
 
-def load(folder: str | os.PathLike, mesh: Mesh | None = None, **overrides) -> Model:
+def write_config(config: ModelConfig) -> dict:
+    """The config.json fields of a config; stops on what the format cannot store."""
+    return format_of(config).write_config(config)
+
+
+def load(folder: str | os.PathLike, mesh: Mesh | None = None, **overrides) -> GPT | Roberta:
     """The model in a local folder, on the shards of `mesh`.
 
     `overrides` change how it runs, not what it is: dtype, scan_layers, remat, attention, and the
@@ -74,13 +79,8 @@ def read_config(folder: str | os.PathLike) -> ModelConfig:
     return TensorFiles(Path(folder)).model_config()
 
 
-def write_config(config: ModelConfig) -> dict:
-    """The config.json fields of a config; stops on what the format cannot store."""
-    return format_of(config).write_config(config)
-
-
-def save(model: Model, folder: str | os.PathLike, max_file_bytes: int = MAX_FILE_BYTES):
-    """Writes the model into a folder that holds none yet; config.json comes last."""
+def save(model: GPT | Roberta, folder: str | os.PathLike, max_file_bytes: int = MAX_FILE_BYTES):
+    """Writes the model into a folder without a model in it; config.json comes last."""
     if is_remote(folder):
         raise FolderError(f"{folder}: expected a local folder; copy the result there afterwards")
     folder = Path(folder)

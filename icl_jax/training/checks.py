@@ -273,7 +273,7 @@ def _start_problems(config: ExperimentConfig) -> list[str]:
         return [f"training.start_from: {error}"]
     free = {name: getattr(config.model, name) for name in huggingface.OVERRIDES}
     if not is_huggingface(training.start_from):
-        free.pop("scan_layers")  # the arrays of a checkpoint are read as they were stored
+        free.pop("scan_layers")  # of a checkpoint the arrays are read as they were stored
     wrong = differences(to_dict(dataclasses.replace(theirs, **free)), to_dict(config.model))
     if not wrong:
         return []

@@ -56,7 +56,7 @@ def last_step(workdir: epath.Path) -> int | None:
 
 
 def find_start(config: ExperimentConfig) -> dict | None:
-    """JSON that identifies the model of `training.start_from`; None: there is none."""
+    """JSON that tells the model of `training.start_from` from others; None: there is none."""
     start = config.training.start_from
     try:
         folder, step = checkpoint.find(start) if start else (None, None)
@@ -71,7 +71,7 @@ def find_start(config: ExperimentConfig) -> dict | None:
             return found | {"checksum": files_checksum(file for file in files if file.is_file())}
         return {"checksum": model_checksum(start)} if start else None
     except OSError:
-        return None  # a missing start is reported elsewhere
+        return None  # what is not there is told elsewhere
 
 
 def run_problems(config: ExperimentConfig, workdir: epath.Path, data: Data) -> list[str]:
