@@ -165,7 +165,7 @@ class ExamplesConfig:
     # "": all groups are kept.
     gain_model: str = ""
     min_gain: float = 0.0
-    # The arms that are filtered in this way; random and task_only follow neighbours.
+    # Whose groups are filtered so; those of random and task_only follow neighbours.
     gain_strategies: tuple[str, ...] = ("neighbours", "shared_entity", "document_path")
     evaluation_files: tuple[str, ...] = ()  # the data card reports their overlap with the examples
     # The arms random_* may by chance give a query sentences with a cosine above
