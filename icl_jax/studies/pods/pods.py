@@ -166,7 +166,3 @@ def main(argv: Sequence[str] | None = None) -> None:
                 f"{len(failed)} cells failed: {', '.join(failed)}; the rest is in {args.page}, and "
                 f"what the compiler said in {args.to / 'compiler.log'}"
             )
-
-
-if __name__ == "__main__":
-    main()
