@@ -58,10 +58,10 @@ def make_block(name: str, workdirs: list[epath.Path]) -> tuple[str, epath.Path |
     if len(workdirs) > 1:
         return _seeds_table([_read(workdir) for workdir in workdirs]), None
     (workdir,) = workdirs
-    for told in (name, "rounds", "table1"):
-        if (workdir / f"{told}.md").exists():
-            text = TITLE.sub("", read_text(workdir / f"{told}.md")).strip()
-            return re.sub(r"(?m)^!\[.*\n?", "", text).strip(), _if_there(workdir / f"{told}.png")
+    for source in (name, "rounds", "table1"):
+        if (workdir / f"{source}.md").exists():
+            text = TITLE.sub("", read_text(workdir / f"{source}.md")).strip()
+            return re.sub(r"(?m)^!\[.*\n?", "", text).strip(), _if_there(workdir / f"{source}.png")
     return make_findings(_read(workdir), "###"), _if_there(workdir / "comparison.png")
 
 
@@ -84,7 +84,7 @@ def _seeds_table(comparisons: list[dict]) -> str:
     header = ["arm", *(f"{words}, run {n}" for n in range(len(comparisons)))]
     lines = [[*header, "largest p against the reference"], ["---"] * (len(header) + 1)]
     for arm in comparisons[0]["arms"]:
-        cells = [told["arms"][arm][headline.task][metric] for told in comparisons]
+        cells = [comparison["arms"][arm][headline.task][metric] for comparison in comparisons]
         ps = [cell["p"] for cell in cells if cell["p"] is not None]
         shown = [f"{show_value(cell)} ({cell['right']:.0f} of {cell['items']})"
                  if cell["right"] is not None else show_value(cell) for cell in cells]  # fmt: skip

@@ -35,7 +35,7 @@ class Goodput:
         self._seconds = dict.fromkeys(PARTS, 0.0)
         self._entries: list[dict] = []
 
-    def go_on_from(self, step: int) -> None:
+    def continue_from(self, step: int) -> None:
         """Restores what the run had spent by the end of step `step`; call it once."""
         held = json.loads(read_text(self._file)) if self._file.exists() else []
         self._entries = [entry for entry in held if entry["step"] <= step]
@@ -86,8 +86,8 @@ class Goodput:
         """One line for the end of the run."""
         numbers = self.numbers()
         total = max(numbers["seconds"], 1e-9)
-        shares = {told: numbers[f"seconds_{name}"] / total for name, told in PARTS.items()}
-        parts = ", ".join(f"{told} {x:.1%}" for told, x in shares.items() if x >= 0.0005)
+        shares = {label: numbers[f"seconds_{name}"] / total for name, label in PARTS.items()}
+        parts = ", ".join(f"{label} {x:.1%}" for label, x in shares.items() if x >= 0.0005)
         return f"of {_duration(total)}: {parts}"
 
     def _settle(self) -> None:

@@ -68,9 +68,9 @@ def _train(
             where = workdir / "checkpoints" if own else config.training.start_from
             _say(f"training is complete: {first} steps in {where}")
             return state
-        told = describe(config, data, mesh, first, steps)
-        _say(told[-1] if brief else "\n".join(told))
-        goodput.go_on_from(first)
+        lines = describe(config, data, mesh, first, steps)
+        _say(lines[-1] if brief else "\n".join(lines))
+        goodput.continue_from(first)
         with goodput.spent_on("compile"):
             train_step = compile_train_step(config, optimizer, schedule, mesh)
         with (

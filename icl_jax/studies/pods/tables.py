@@ -26,8 +26,8 @@ def count_steps(config: ExperimentConfig) -> tuple[int, str]:
     training, more = config.training, config.branches.steps
     if training.epochs:
         steps = int(training.epochs * TAPT_EXAMPLES / config.batch_size)
-        told = f"{training.epochs:g} epochs of the paper's {TAPT_EXAMPLES:,} examples, a row each"
-        return steps, f"{steps:,} steps: {told}"
+        about = f"{training.epochs:g} epochs of the paper's {TAPT_EXAMPLES:,} examples, a row each"
+        return steps, f"{steps:,} steps: {about}"
     if not more:
         return training.steps, f"{training.steps:,} steps"
     return training.steps + more, f"{training.steps:,} regular steps and {more:,} with kNN examples"
@@ -35,7 +35,7 @@ def count_steps(config: ExperimentConfig) -> tuple[int, str]:
 
 def training_table(name: str, config: ExperimentConfig, read: Read) -> str:
     """The cost of a config on every slice that it was compiled for."""
-    steps, told = count_steps(config)
+    steps, about = count_steps(config)
     found = {place: read(Cell("training", name, place)) for place in slices()}
     found = {place: numbers for place, numbers in found.items() if numbers}
     fitting = [numbers for numbers in found.values() if numbers["fits"]]
@@ -48,7 +48,7 @@ def training_table(name: str, config: ExperimentConfig, read: Read) -> str:
         "utilisation", "hours", "chip-hours",
     ]  # fmt: skip
     lines = [_training_line(place, n, config, steps, kinds) for place, n in found.items()]
-    text = f"`{CONFIGS[name]}`: {sizes}; {told}. {_left_out(len(slices()) - len(found))}"
+    text = f"`{CONFIGS[name]}`: {sizes}; {about}. {_left_out(len(slices()) - len(found))}"
     return f"{text.strip()}\n\n{_table(header, lines)}"
 
 
