@@ -13,10 +13,9 @@ import numpy as np
 from icl_jax.config import ConfigError, ExperimentConfig, GPTConfig, RobertaConfig
 from icl_jax.config.tree import to_dict
 from icl_jax.corpus import tokenizers
-from icl_jax.corpus.files import files_checksum
+from icl_jax.corpus.files import files_checksum, model_checksum
 from icl_jax.corpus.tokenizers import Tokenizer
 from icl_jax.design.folders import design_workdir, is_arm
-from icl_jax.design.gain.inputs import model_checksum
 from icl_jax.files import mirror
 from icl_jax.files.remote import files_below
 from icl_jax.models import GPT, Roberta, huggingface

@@ -14,9 +14,8 @@ from jax.sharding import Mesh
 
 from icl_jax.config import ConfigError, ExperimentConfig, StageError
 from icl_jax.config.tree import differences, to_dict
-from icl_jax.corpus.files import files_checksum
+from icl_jax.corpus.files import files_checksum, model_checksum
 from icl_jax.data.input_pipeline import Data
-from icl_jax.design.gain.inputs import model_checksum
 from icl_jax.files.remote import is_remote, read_text
 from icl_jax.files.step_folder import write_json
 from icl_jax.training import checkpoint

@@ -1,4 +1,4 @@
-"""Compares evaluated models: one table, one figure, and whether each difference is real.
+"""Compares evaluated models in a table and a figure, with tests of significance.
 
 python -m icl_jax.evaluation.compare --runs=regular=runs/a/evaluation,knn=runs/b/evaluation --to=DIR
 
@@ -11,10 +11,10 @@ seeds' values. A difference is called real if each test that can be made says so
 word stands for these items alone.
 """
 
-import argparse
-
+from absl import flags
 from etils import epath
 
+from icl_jax.cli import Flag, command
 from icl_jax.config import ConfigError, StageError
 from icl_jax.evaluation.compare.cells import make_cells
 from icl_jax.evaluation.compare.figure import draw_figure
@@ -24,7 +24,6 @@ from icl_jax.evaluation.compare.table import describe_left_out, make_csv, make_m
 from icl_jax.evaluation.compare.updates import updates_of
 from icl_jax.evaluation.compare.verdict import judge
 from icl_jax.files.step_folder import beside, write_json
-from icl_jax.retrieval.show import ends_well
 
 RESAMPLES = 10_000
 
@@ -102,16 +101,13 @@ def parse_runs(text: str) -> dict[str, list[epath.Path]]:
     return arms
 
 
-def main(argv: list[str] | None = None) -> None:
-    """Reads the flags, compares, and prints the table."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    parser.add_argument("--runs", required=True, help="NAME=PATH,NAME=PATH,...")
-    parser.add_argument("--reference", help="the arm that others are compared with")
-    parser.add_argument("--to", required=True, help="the folder that gets the results")
-    args = parser.parse_args(argv)
-    with ends_well():
-        arms = parse_runs(args.runs)
-        print(make_markdown(compare(arms, args.reference or next(iter(arms)), args.to)))
-        print(f"written: {args.to}/comparison.md, .csv, .json, .png, .svg")
+@command(
+    Flag("runs=NAME=PATH,NAME=PATH,...", "the arms and their evaluations", required=True),
+    Flag("reference=NAME", "the arm that the others are compared with; by default the first"),
+    Flag("to=DIR", "the folder that gets the results", required=True),
+)
+def main(given: flags.FlagValues) -> None:
+    """Compares, and prints the table."""
+    arms = parse_runs(given.runs)
+    print(make_markdown(compare(arms, given.reference or next(iter(arms)), given.to)))
+    print(f"written: {given.to}/comparison.md, .csv, .json, .png, .svg")

@@ -10,7 +10,6 @@ everything that the compiler reported is kept beside the page (docs/pods.json) f
 PATTERN: cells KIND/SUBJECT/PLACE, such as training/gpt_base_knn/v5e-* or search/*. Needs no TPU.
 """
 
-import argparse
 from collections.abc import Iterator, Sequence
 import fnmatch
 from importlib.metadata import version
@@ -21,7 +20,9 @@ import subprocess
 import sys
 import time
 
-from icl_jax.cli import ends_in_one_line
+from absl import flags
+
+from icl_jax.cli import Flag, command, several
 from icl_jax.config import ConfigError, StageError
 from icl_jax.files.folder_lock import alone_in
 from icl_jax.files.step_folder import beside
@@ -133,36 +134,34 @@ def made_with() -> str:
     return "Compiled by " + ", ".join(f"{name} {number}" for name, number in versions.items()) + "."
 
 
-def main(argv: Sequence[str] | None = None) -> None:
-    """Reads the flags, measures the cells and fills the page."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    parser.add_argument("--page", required=True, type=Path, help="a Markdown file with places")
-    parser.add_argument("--to", required=True, type=Path, help="a folder for the numbers")
-    parser.add_argument("--only", default="", help="cells to measure, PATTERN[,PATTERN...]")
-    parser.add_argument("--dry_run", action="store_true", help="only list the cells")
-    args = parser.parse_args(argv)
-    with ends_in_one_line():
-        if not args.page.is_file():
-            raise ConfigError(f"--page={args.page} does not exist; expected a Markdown file")
-        if importlib.util.find_spec("libtpu") is None:
-            raise ConfigError("the TPU compiler, libtpu, is not installed; pip install '.[tpu]'")
-        cells = choose(all_cells(), [x for x in args.only.split(",") if x])
-        if args.dry_run:
-            print("\n".join(cell.name for cell in cells))
-            return
-        start = time.perf_counter()
-        with alone_in(args.to):
-            from icl_jax.studies.pods.cells import unpack
+@command(
+    Flag("page=FILE.md", "a Markdown file with places", Path, required=True),
+    Flag("to=DIR", "a folder for the numbers", Path, required=True),
+    Flag("only=PATTERN,...", "the cells to measure", several(), ()),
+    Flag("dry_run", "only list the cells", bool, False),
+)
+def main(given: flags.FlagValues) -> None:
+    """Measures, and fills the page."""
+    page, to = given.page, given.to
+    if not page.is_file():
+        raise ConfigError(f"--page={page} does not exist; expected a Markdown file")
+    if importlib.util.find_spec("libtpu") is None:
+        raise ConfigError("the TPU compiler, libtpu, is not installed; pip install '.[tpu]'")
+    cells = choose(all_cells(), [pattern for pattern in given.only if pattern])
+    if given.dry_run:
+        print("\n".join(cell.name for cell in cells))
+        return
+    start = time.perf_counter()
+    with alone_in(to):
+        from icl_jax.studies.pods.cells import unpack
 
-            (args.to / "cells").mkdir(exist_ok=True)
-            unpack(args.page.with_suffix(".json"), args.to)
-            failed = measure_cells(cells, args.to)
-            fill(args.page, args.to)
-        print(f"{(time.perf_counter() - start) / 60:.1f} minutes")
-        if failed:
-            raise StageError(
-                f"{len(failed)} cells failed: {', '.join(failed)}; the rest is in {args.page}, and "
-                f"what the compiler said in {args.to / 'compiler.log'}"
-            )
+        (to / "cells").mkdir(exist_ok=True)
+        unpack(page.with_suffix(".json"), to)
+        failed = measure_cells(cells, to)
+        fill(page, to)
+    print(f"{(time.perf_counter() - start) / 60:.1f} minutes")
+    if failed:
+        raise StageError(
+            f"{len(failed)} cells failed: {', '.join(failed)}; the rest is in {page}, and "
+            f"what the compiler said in {to / 'compiler.log'}"
+        )
