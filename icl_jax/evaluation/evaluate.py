@@ -2,9 +2,7 @@
 
 from collections.abc import Callable
 import dataclasses
-import importlib
 from pathlib import Path
-from types import ModuleType
 
 from etils import epath
 from jax.sharding import Mesh
@@ -13,12 +11,18 @@ from icl_jax.config import (
     ConfigError,
     EvaluationConfig,
     ExperimentConfig,
-    GPTConfig,
     StageError,
 )
 from icl_jax.config.tree import validate
 from icl_jax.evaluation.subject import Subject, open_subject, planned_subject
-from icl_jax.evaluation.task import Task, check_folder, read_finished, read_model, run_task
+from icl_jax.evaluation.task import (
+    Task,
+    check_folder,
+    read_finished,
+    read_model,
+    run_task,
+    task_class,
+)
 from icl_jax.evaluation.tasks import TASKS
 from icl_jax.files import mirror
 from icl_jax.files.folder_lock import alone_in
@@ -26,41 +30,35 @@ from icl_jax.files.remote import is_remote
 from icl_jax.files.step_folder import OtherInputsError, absolute, beside, write_json
 from icl_jax.sharding import make_host_mesh
 
-_DATA = ("sts", "sick", "nq_open", "glue")  # folders of `EvaluationConfig.data`
-
 
 def open_tasks(subject: Subject, config: EvaluationConfig) -> dict[str, Task]:
-    """The tasks of a config, their data read and checked; stops with all that is wrong with any."""
-
-    def open_task(name: str, module: ModuleType, config: EvaluationConfig) -> Task:
-        return getattr(module, TASKS[name][1])(subject, config)
-
-    tasks, found = _for_each(config, open_task)
+    """The tasks of a config, their data read and checked; stops with everything that is wrong."""
+    tasks, found = _for_each(config, lambda task, config: task(subject, config))
     if found:
         raise ConfigError("; ".join(found))
     return tasks
 
 
 def _for_each(
-    config: EvaluationConfig, work: Callable[[str, ModuleType, EvaluationConfig], object]
+    config: EvaluationConfig, work: Callable[[type[Task], EvaluationConfig], object]
 ) -> tuple[dict[str, object], list[str]]:
-    """Each task's name, module and config given to `work`: what that returns, and its refusals.
+    """What `work` returns for each task and config, and the refusals of those it stops on.
 
-    Data at a URL are read from a local copy.
+    Data at a URL is read from a local copy.
     """
     local, made, found = config, {}, []
     if is_remote(config.data):
-        folder = mirror.local_folder(config.data)
-        for name in _DATA:
-            mirror.fetch(folder / name)
-        local = dataclasses.replace(config, data=str(folder))
+        local = dataclasses.replace(config, data=str(mirror.local_folder(config.data)))
     for name in config.tasks:
-        module = importlib.import_module(f"icl_jax.evaluation.tasks.{TASKS[name][0]}")
+        task = task_class(name)
+        if is_remote(config.data):
+            for folder in task.folders:
+                mirror.fetch(Path(local.data) / folder)
         try:
-            made[name] = work(name, module, local)
+            made[name] = work(task, local)
         except (ConfigError, StageError) as error:
-            told = str(error).replace(local.data, config.data)  # as the user named it
-            found.append(f"{name}: {told}")
+            message = str(error).replace(local.data, config.data)  # as the user named it
+            found.append(f"{name}: {message}")
     return made, found
 
 
@@ -148,19 +146,10 @@ def evaluate_run(
 
 
 def check_before_design(config: ExperimentConfig) -> None:
-    """Stops on evaluation data that is wrong, days before it is needed."""
+    """Stops on a task that the model cannot do, and on wrong data, days before they are needed."""
     validate(config)
     _check_call(config.evaluation)
-
-    def check(name: str, module: ModuleType, config: EvaluationConfig) -> None:
-        # What perplexity and neighbour_gain read may only be made by the design.
-        getattr(module, "check_data", lambda config: None)(config)
-
-    _, found = _for_each(config.evaluation, check)
-    if "nq_open" in config.evaluation.tasks and not isinstance(config.model, GPTConfig):
-        found.insert(
-            0, "nq_open: the model predicts masked tokens and cannot generate; train a GPT"
-        )
+    _, found = _for_each(config.evaluation, lambda task, own: task.check(own, config.model))
     if found:
         raise ConfigError("; ".join(found))
 

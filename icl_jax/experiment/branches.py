@@ -4,7 +4,9 @@ The trunk lies in WORKDIR, as any run; a branch in WORKDIR/branches/NAME. All of
 design of WORKDIR, and start from the same checkpoint, so that they differ in their examples alone.
 """
 
+from collections.abc import Iterator, Sequence
 import dataclasses
+import time
 from typing import NamedTuple
 
 from etils import epath
@@ -15,6 +17,7 @@ from icl_jax.design.folders import BRANCHES, planned_rows
 from icl_jax.training.run_record import last_step
 
 REGULAR, TRUNK = "regular", "trunk"  # the arms that are none of the design's
+_SECONDS = 5.0  # a run that takes less was complete before, and says nothing about the others
 
 
 class Branch(NamedTuple):
@@ -126,3 +129,23 @@ def _more_epochs(
             start_with="weights",
         ),
     )
+
+
+def one_by_one(branches: Sequence[Branch], doing: str) -> Iterator[Branch]:
+    """Each in turn, with a line that tells its place, its name and about how long is left."""
+    longest = 0.0
+    for number, branch in enumerate(branches, 1):
+        left = longest * (len(branches) - number + 1)
+        told = f"; about {show_time(left)} left" if longest > _SECONDS else ""
+        print(f"\n{doing} {number} of {len(branches)}: {branch.name}{told}", flush=True)
+        begun = time.monotonic()
+        yield branch
+        longest = max(longest, time.monotonic() - begun)
+
+
+def show_time(seconds: float) -> str:
+    """Seconds below two minutes, minutes below two hours, then hours."""
+    for unit, size in (("hours", 3600), ("minutes", 60)):
+        if seconds >= 2 * size:
+            return f"{seconds / size:.0f} {unit}"
+    return f"{seconds:.0f} seconds"

@@ -10,11 +10,11 @@ from icl_jax.experiment.branches import (
     TRUNK,
     Branch,
     has_trunk,
+    one_by_one,
     plan_branches,
     trunk_checkpoint,
     trunk_config,
 )
-from icl_jax.experiment.progress import one_by_one
 from icl_jax.experiment.report.report import write_report
 from icl_jax.training.run_record import last_step, require_trained
 

@@ -36,8 +36,7 @@ def _design(config: ExperimentConfig, workdir: epath.Path) -> None:
 
 
 def _train(config: ExperimentConfig, workdir: epath.Path) -> None:
-    from icl_jax.experiment.branches import has_trunk, plan_branches, trunk_config
-    from icl_jax.experiment.progress import one_by_one
+    from icl_jax.experiment.branches import has_trunk, one_by_one, plan_branches, trunk_config
     from icl_jax.training.train import train
     from icl_jax.workers.hosts import by_leader
 

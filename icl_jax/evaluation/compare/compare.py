@@ -16,13 +16,11 @@ import argparse
 from etils import epath
 
 from icl_jax.config import ConfigError, StageError
-from icl_jax.evaluation.compare.cells import make_cells
+from icl_jax.evaluation.compare.cells import judge, make_cells
 from icl_jax.evaluation.compare.figure import draw_figure
-from icl_jax.evaluation.compare.metrics import TASKS
-from icl_jax.evaluation.compare.read import find_common, open_arm, read_metrics
+from icl_jax.evaluation.compare.read import find_common, open_arm, read_metrics, updates_of
 from icl_jax.evaluation.compare.table import describe_left_out, make_csv, make_markdown
-from icl_jax.evaluation.compare.updates import updates_of
-from icl_jax.evaluation.compare.verdict import judge
+from icl_jax.evaluation.tasks import TASKS
 from icl_jax.files.step_folder import beside, write_json
 from icl_jax.retrieval.show import ends_well
 

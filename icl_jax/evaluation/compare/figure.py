@@ -5,7 +5,8 @@ from pathlib import Path
 import matplotlib
 from matplotlib.figure import Figure
 
-from icl_jax.evaluation.compare.verdict import LEVEL
+from icl_jax.evaluation.compare.cells import LEVEL
+from icl_jax.evaluation.metric import show_metric
 
 _COLUMNS = 4
 _STYLE = {
@@ -32,8 +33,7 @@ def draw_figure(comparison: dict, file: Path, kind: str) -> None:
         axes = figure.subplots(rows, columns, squeeze=False, sharey=True)
         for axis, (task, name) in zip(axes.flat, panels):
             _draw_panel(axis, {arm: arms[arm][task][name] for arm in arms}, reference)
-            words = name.replace("_", " ").replace("f1", "F1")
-            axis.set_title(f"{task}: {words}", fontsize=8, loc="left")
+            axis.set_title(f"{task}: {show_metric(name)}", fontsize=8, loc="left")
         for axis in axes.flat[len(panels) :]:
             axis.set_visible(False)
         axes[0, 0].set_ylim(len(arms) - 0.5, -0.5)  # the first arm at the top

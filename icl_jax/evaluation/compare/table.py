@@ -4,15 +4,16 @@ import csv
 import io
 
 from icl_jax.evaluation.bootstrap import FEW_ITEMS
-from icl_jax.evaluation.compare.metrics import UNITS, Unit
-from icl_jax.evaluation.compare.updates import show_updates, warn_of_updates
-from icl_jax.evaluation.compare.verdict import LEVEL
+from icl_jax.evaluation.compare.cells import LEVEL
+from icl_jax.evaluation.metric import Unit, show_metric
+from icl_jax.evaluation.task import unit_of
 
 _CSV = (
     "task", "metric", "arm", "value", "low", "high", "seeds", "standard_deviation", "items",
     "right", "unit", "better", "difference", "difference_low", "difference_high", "test", "p",
     "p_holm", "p_seeds", "real", "verdict",
 )  # fmt: skip
+TOLERANCE = 0.05  # of updates: larger differences between arms are warned of
 
 
 def make_markdown(comparison: dict) -> str:
@@ -64,8 +65,8 @@ def task_table(comparison: dict, task: str) -> str:
     for metric in next(iter(arms.values()))[task]:
         for arm in arms:
             cell = arms[arm][task][metric]
-            unit = UNITS[cell["unit"]]
-            name = metric.replace("_", " ").replace("f1", "F1")
+            unit = unit_of(task, cell)
+            name = show_metric(metric)
             name += "" if len(units) == 1 else f" ({_unit(cell)})"
             line = [name, arm, show(cell["value"], unit), show_interval(cell["interval95"], unit)]
             line += [_seeds(cell, unit)] * several + [_right(cell)] * counted
@@ -82,6 +83,26 @@ def task_table(comparison: dict, task: str) -> str:
                 ]
             lines.append(line)
     return "\n".join(f"| {' | '.join(line)} |" for line in lines)
+
+
+def show_updates(comparison: dict, arm: str) -> str:
+    """The updates of an arm as text, of several seeds from the fewest to the most."""
+    counts = sorted(set(comparison.get("updates", {}).get(arm, ())))  # older ones have none
+    return " to ".join(f"{count:,}" for count in counts[:: max(1, len(counts) - 1)]) or "-"
+
+
+def warn_of_updates(comparison: dict) -> str | None:
+    """What to say where arms were trained for different numbers of updates."""
+    updates = comparison.get("updates", {})
+    counts = [count for seeds in updates.values() for count in seeds]
+    if not counts or max(counts) - min(counts) <= TOLERANCE * max(counts):
+        return None
+    told = ", ".join(f"{arm} {show_updates(comparison, arm)}" for arm in updates)
+    return (
+        f"**Warning: the arms were not trained for the same number of updates** ({told}): a "
+        "difference between them may be one of training, not of arrangement. Arms of one design "
+        "have equal epochs with design.examples.rows=one_query; else give branches.steps."
+    )
 
 
 def describe_left_out(left_out: list[dict]) -> str:

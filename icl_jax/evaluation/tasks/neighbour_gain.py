@@ -8,11 +8,13 @@ context in the model's positions says nothing and is not asked for.
 """
 
 from collections.abc import Callable, Iterator, Sequence
+import dataclasses
 import functools
 import hashlib
 import json
 from typing import NamedTuple
 
+from etils import epath
 from jax.sharding import Mesh
 import numpy as np
 
@@ -22,7 +24,9 @@ from icl_jax.design.groups import Groups
 from icl_jax.design.sentences import Sentences
 from icl_jax.evaluation.bootstrap import ratio_interval, show_interval, tell_few_items
 from icl_jax.evaluation.likelihood import Likelihood
+from icl_jax.evaluation.metric import Metrics, Unit, by_size
 from icl_jax.evaluation.subject import Subject
+from icl_jax.evaluation.task import Task
 from icl_jax.models.passage_losses import Passage
 
 SIDES = ("alone", "with_neighbours", "with_random")
@@ -34,6 +38,9 @@ GAINS = {
 }
 
 
+GAIN = Unit("nats gained per token", 4, by_token=True)
+
+
 class Query(NamedTuple):
     """A sentence, and those that stand before it on two of the sides; the nearest first."""
 
@@ -42,10 +49,19 @@ class Query(NamedTuple):
     random: tuple[int, ...]
 
 
-class NeighbourGain:
+class NeighbourGain(Task):
     """The task `neighbour_gain`."""
 
-    unit, part_size = "queries", 200
+    unit, part_size = "sentences", 200
+    item, units = ("query", "neighbour_ids", "random_ids", "tokens"), (GAIN,)
+    rank = 3
+
+    @classmethod
+    def with_design(cls, config: EvaluationConfig, workdir: epath.Path) -> EvaluationConfig:
+        """Neighbours are those of the design in `workdir`."""
+        gain = config.neighbour_gain
+        gain = dataclasses.replace(gain, design=gain.design or str(workdir))
+        return dataclasses.replace(config, neighbour_gain=gain)
 
     def __init__(self, subject: Subject, config: EvaluationConfig):
         self._config, self._subject = config, subject
@@ -218,6 +234,26 @@ class NeighbourGain:
             )
         lines += tell_few_items(results["queries"])
         return "\n".join(lines)
+
+    @staticmethod
+    def metrics(rows: list[dict], results: dict) -> Metrics:
+        """What neighbours before a sentence bring, against nothing and against random sentences."""
+
+        def gain(before: str, after: str):
+            gained = [row[before] - row[after] for row in rows]
+            return by_size(rows, gained, "tokens", GAIN)
+
+        return {name: gain(*GAINS[name]) for name in ("gain_neighbours", "neighbour_gain")}
+
+    @staticmethod
+    def headline(metrics: list[str]) -> list[str]:
+        """The gain over random sentences first."""
+        return sorted(metrics, key=lambda name: name != "neighbour_gain")
+
+    @classmethod
+    def title(cls, metric: str, items: int) -> str:
+        """Of its panel in the figure of a report."""
+        return "Gain of neighbours over random ones"
 
 
 def find_design(subject: Subject, design: str) -> str:

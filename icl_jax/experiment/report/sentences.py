@@ -3,12 +3,11 @@
 from etils import epath
 
 from icl_jax.cli import suggest
+from icl_jax.evaluation.compare.cells import LEVEL
 from icl_jax.evaluation.compare.table import show_p
-from icl_jax.evaluation.compare.verdict import LEVEL
 from icl_jax.experiment.report.numbers import (
     Headline,
     main_metric,
-    show_metric,
     show_right,
     show_value,
 )
@@ -28,11 +27,11 @@ def say_what_was_seen(comparison: dict, headline: Headline) -> str:
         if arms:
             every = len(arms) == len(cells) - 1 > 1
             parts.append(_judge(outcome, "every other arm" if every else _join(arms),
-                                [cells[arm] for arm in arms], headline.items))  # fmt: skip
+                                [cells[arm] for arm in arms], headline.kind.unit))  # fmt: skip
     return f"{'; '.join(parts)}."
 
 
-def say_where_to_look(comparison: dict, workdir: epath.Path, task: str) -> str:
+def say_where_to_look(comparison: dict, workdir: epath.Path, headline: Headline) -> str:
     """One sentence: an example, the design as a whole, and what the reference answered."""
     reference, design, places = comparison["reference"], workdir / "design", []
     arm = reference.partition("-rate")[0]
@@ -41,34 +40,31 @@ def say_where_to_look(comparison: dict, workdir: epath.Path, task: str) -> str:
         places.append(f"at an example of {arm} (`{command}`)")
     if (design / "card.html").exists():
         places.append(f"at all arms side by side in {design / 'card.html'}")
-    outputs = epath.Path(comparison["evaluations"][reference][0]) / task / "outputs.jsonl"
+    outputs = epath.Path(comparison["evaluations"][reference][0]) / headline.task / "outputs.jsonl"
     if outputs.is_relative_to(absolute(workdir)):  # as the user named the workdir
         outputs = workdir / outputs.relative_to(absolute(workdir))
-    words = "the answers" if task == "nq_open" else "every single result"
-    places.append(f"at {words} of {reference} in {outputs}")
+    places.append(f"at {headline.kind.outputs} of {reference} in {outputs}")
     return f"Look next {_join(places)}."
 
 
 def _values(cells: dict[str, dict], reference: str, headline: Headline, metric: str) -> str:
     """Those of the reference, of regular training, and of the best of the others."""
-    own, told = cells[reference], show_value
-    if metric == "exact_match":
-        told = show_right
-        values = f"{reference} answers {told(own)} of {own['items']:,} {headline.items}"
-    elif headline.task == "nq_open":
-        values = f"No arm answers a question exactly; {reference} has an F1 of {told(own)}"
-    else:
-        words = metric if metric == headline.task else f"{headline.task} {metric}"
-        values = f"{show_metric(words)}: {reference} has {told(own)}"
+    own, kind = cells[reference], headline.kind
+    is_counted = metric == kind.counted
+
+    def show(arm: str) -> str:
+        return show_right(cells[arm]) if is_counted else show_value(headline, cells[arm])
+
+    values = kind.sentence(headline.task, metric, reference, show(reference), own["items"])
     if len(own["seeds"]) > 1:
         values += f" (mean of {len(own['seeds'])} seeds)"
     others = [arm for arm in cells if arm != reference]
     baseline = "regular" if "regular" in others else others[0]
     sign = 1 if own["better"] == "higher" else -1
     best = max([baseline, *others], key=lambda arm: sign * cells[arm]["value"])
-    values += f", {baseline} {told(cells[baseline])}"
+    values += f", {baseline} {show(baseline)}"
     if best != baseline:
-        values += f" and {best}, the best of the others, {told(cells[best])}"
+        values += f" and {best}, the best of the others, {show(best)}"
     return values
 
 

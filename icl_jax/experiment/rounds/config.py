@@ -6,7 +6,9 @@ from typing import NamedTuple
 from etils import epath
 
 from icl_jax.config import EvaluationConfig, ExperimentConfig, TrainingConfig
-from icl_jax.design.folders import BRANCHES, PREFIX, arm_folder, is_arm
+from icl_jax.design.folders import BRANCHES, PREFIX, arm_folder
+from icl_jax.evaluation.task import task_class
+from icl_jax.evaluation.tasks import TASKS
 from icl_jax.experiment.branches import Branch, plan_branches, trunk_config
 
 UNCHANGED = "unchanged"  # the arm that goes on with the examples of the round before
@@ -94,15 +96,7 @@ def _go_on(config: ExperimentConfig, before: Round) -> TrainingConfig:
 
 
 def _measure_as_first(evaluation: EvaluationConfig, workdir: epath.Path) -> EvaluationConfig:
-    """What tasks would read of a run's own design they read of that of round 1."""
-    gain, perplexity = evaluation.neighbour_gain, evaluation.perplexity
-    arms = workdir / "design" / "arms"
-    records = tuple(
-        str(arms / source.removeprefix(PREFIX)) if is_arm(source) else source
-        for source in perplexity.records
-    )
-    return dataclasses.replace(
-        evaluation,
-        neighbour_gain=dataclasses.replace(gain, design=gain.design or str(workdir)),
-        perplexity=dataclasses.replace(perplexity, records=records),
-    )
+    """What tasks would read from a run's own design they read from that of round 1."""
+    for name in TASKS:
+        evaluation = task_class(name).with_design(evaluation, workdir)
+    return evaluation

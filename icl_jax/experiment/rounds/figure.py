@@ -8,8 +8,8 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator, PercentFormatter
 import numpy as np
 
-from icl_jax.evaluation.compare.metrics import SHARE
-from icl_jax.experiment.report.numbers import headlines, main_metric, show_metric
+from icl_jax.evaluation.metric import SHARE, show_metric
+from icl_jax.experiment.report.numbers import headlines, main_metric
 
 _MARKERS = "osD^vP*X"  # arms are told apart without colours too
 _COLOURS = [f"C{number}" for number in range(10)]

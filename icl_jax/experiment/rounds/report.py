@@ -6,12 +6,13 @@ from etils import epath
 
 from icl_jax.evaluation.compare.compare import compare
 from icl_jax.evaluation.compare.table import show_p
+from icl_jax.evaluation.metric import show_metric
 from icl_jax.experiment.report.numbers import (
+    Headline,
     headlines,
     main_metric,
     make_numbers,
     show_interval95,
-    show_metric,
     show_value,
 )
 from icl_jax.experiment.rounds.config import UNCHANGED, round_folder
@@ -58,7 +59,9 @@ def make_table(rounds: list[dict], between: dict | None) -> str:
             for arm in arms:
                 cells = [compared["arms"].get(arm, {}) for compared in comparisons]
                 cells = [held[headline.task][metric] if held else None for held in cells]
-                rows.append([f"{show_metric(metric)}: {arm}", *map(_show, cells)])
+                rows.append(
+                    [f"{show_metric(metric)}: {arm}", *(_show(headline, cell) for cell in cells)]
+                )
         metric, reference = main_metric(comparisons[0], headline), comparisons[0]["reference"]
         if between:
             cells = [between["arms"][name][headline.task][metric] for name in between["arms"]]
@@ -136,8 +139,10 @@ def _note(rounds: list[dict]) -> str:
     )
 
 
-def _show(cell: dict | None) -> str:
-    return f"{show_value(cell)} ({show_interval95(cell)})" if cell else _MISSING
+def _show(headline: Headline, cell: dict | None) -> str:
+    if not cell:
+        return _MISSING
+    return f"{show_value(headline, cell)} ({show_interval95(headline, cell)})"
 
 
 def _show_p(cell: dict | None) -> str:

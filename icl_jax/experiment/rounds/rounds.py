@@ -18,9 +18,8 @@ from icl_jax.design.arms import ARMS, NEED_NEIGHBOURS, strategies_of
 from icl_jax.design.folders import DesignFolders
 from icl_jax.evaluation.compare.compare import compare
 from icl_jax.evaluation.evaluate import evaluate_run
-from icl_jax.experiment.branches import Branch
+from icl_jax.experiment.branches import Branch, one_by_one
 from icl_jax.experiment.comparison import evaluate_each
-from icl_jax.experiment.progress import one_by_one
 from icl_jax.experiment.report.report import write_report
 from icl_jax.experiment.rounds.config import (
     UNCHANGED,
@@ -31,9 +30,9 @@ from icl_jax.experiment.rounds.config import (
     round_folder,
     unchanged_branches,
 )
-from icl_jax.experiment.rounds.neighbour_overlap import compare_neighbours
 from icl_jax.experiment.rounds.report import report_rounds, show_rounds
 from icl_jax.experiment.rounds.search import (
+    compare_neighbours,
     export_encoder,
     find_threshold,
     share_steps,

@@ -279,14 +279,15 @@ def test_without_a_regular_arm_the_first_is_the_baseline():
 
 def test_where_to_look_names_only_what_is_there(tmp_path, monkeypatch):
     comparison = questions(COUNTS)
+    (headline,) = headlines(comparison)
     answers = f"runs/q/branches/{REFERENCE}-seed0/evaluation/550/nq_open/outputs.jsonl"
-    told = say_where_to_look(comparison, tmp_path, "nq_open")
+    told = say_where_to_look(comparison, tmp_path, headline)
     assert told == f"Look next at the answers of {REFERENCE} in {answers}."
     design = tmp_path / "design"
     (design / "arms" / REFERENCE).mkdir(parents=True)
     (design / "arms" / REFERENCE / "results.json").write_text("{}")
     (design / "card.html").write_text("")
-    told = say_where_to_look(comparison, tmp_path, "nq_open")
+    told = say_where_to_look(comparison, tmp_path, headline)
     assert (
         f"(`python -m icl_jax.design.explain --workdir={tmp_path} --arm={REFERENCE} "
         f"--index=1`), at all arms side by side in {design / 'card.html'} and at the answers"
@@ -294,11 +295,11 @@ def test_where_to_look_names_only_what_is_there(tmp_path, monkeypatch):
     inside = tmp_path / "branches" / "evaluation"
     comparison["evaluations"][REFERENCE] = [str(inside)]
     monkeypatch.chdir(tmp_path.parent)
-    told = say_where_to_look(comparison, Path(tmp_path.name), "nq_open")
+    told = say_where_to_look(comparison, Path(tmp_path.name), headline)
     assert f" in {tmp_path.name}/branches/evaluation/nq_open/outputs.jsonl." in told
     comparison["reference"] = with_rate = f"{REFERENCE}-rate3e-05"
     comparison["evaluations"][with_rate] = comparison["evaluations"].pop(REFERENCE)
-    assert f"--arm={REFERENCE} " in say_where_to_look(comparison, tmp_path, "nq_open")
+    assert f"--arm={REFERENCE} " in say_where_to_look(comparison, tmp_path, headline)
 
 
 # The figure.

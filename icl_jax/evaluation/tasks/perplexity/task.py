@@ -10,9 +10,11 @@ but only the losses of text tokens count by character and by byte.
 """
 
 from collections.abc import Callable, Iterator, Sequence
+import dataclasses
 import math
 from pathlib import Path
 
+from etils import epath
 from jax.sharding import Mesh
 import numpy as np
 
@@ -20,22 +22,40 @@ from icl_jax.config import ConfigError, EvaluationConfig, StageError
 from icl_jax.design.folders import PREFIX, arm_folder, is_arm
 from icl_jax.evaluation.bootstrap import ratio_interval, show_interval, tell_few_items
 from icl_jax.evaluation.likelihood import Likelihood
+from icl_jax.evaluation.metric import Metrics, Unit, by_size, split
 from icl_jax.evaluation.subject import Subject
+from icl_jax.evaluation.task import Task
 from icl_jax.evaluation.tasks.perplexity.texts import Documents, Records, Text, special_tokens
 from icl_jax.models.passage_losses import Passage
 
+_BITS = 1 / math.log(2)  # of a nat
 # Result -> what is divided by what, and the factor from nats.
 MEASURES = {
     "nats_per_token": ("loss", "tokens", 1.0),
-    "bits_per_character": ("text_loss", "characters", 1 / math.log(2)),
-    "bits_per_byte": ("text_loss", "bytes", 1 / math.log(2)),
+    "bits_per_character": ("text_loss", "characters", _BITS),
+    "bits_per_byte": ("text_loss", "bytes", _BITS),
 }
+LOSS = Unit("nats per token", 4, "lower", by_token=True)
+BY_CHARACTER = Unit("bits per character", 4, "lower")
+BY_BYTE = Unit("bits per byte", 4, "lower")
 
 
-class Perplexity:
+class Perplexity(Task):
     """The task `perplexity`."""
 
     unit, part_size = "texts", 64
+    item, units = ("source", "document"), (LOSS, BY_CHARACTER, BY_BYTE)
+    rank = 4
+
+    @classmethod
+    def with_design(cls, config: EvaluationConfig, workdir: epath.Path) -> EvaluationConfig:
+        """Records of an arm are read from the design in `workdir`."""
+        arms, wanted = workdir / "design" / "arms", config.perplexity
+        records = tuple(
+            str(arms / source.removeprefix(PREFIX)) if is_arm(source) else source
+            for source in wanted.records
+        )
+        return dataclasses.replace(config, perplexity=dataclasses.replace(wanted, records=records))
 
     def __init__(self, subject: Subject, config: EvaluationConfig):
         self._config, self._likelihood = config, Likelihood(subject)
@@ -202,6 +222,26 @@ class Perplexity:
         if single:
             lines.append(f"Only one text: {', '.join(single)}.{_how_to_split(single)}")
         return "\n".join(lines)
+
+    @staticmethod
+    def metrics(rows: list[dict], results: dict) -> Metrics:
+        """The loss of each source, in three units."""
+        metrics = {}
+        for name, own in split(rows, "source").items():
+            bits = [row["text_loss"] * _BITS for row in own]
+            loss = [row["loss"] for row in own]
+            metrics[f"loss of {name}"] = by_size(own, loss, "tokens", LOSS)
+            metrics[f"loss of {name}, by character"] = by_size(
+                own, bits, "characters", BY_CHARACTER
+            )
+            metrics[f"loss of {name}, by byte"] = by_size(own, bits, "bytes", BY_BYTE)
+        return metrics
+
+    @staticmethod
+    def headline(metrics: list[str]) -> list[str]:
+        """By token; by byte where the models have different tokens."""
+        by_token = [name for name in metrics if not name.endswith((", by character", ", by byte"))]
+        return by_token or [name for name in metrics if name.endswith(", by byte")]
 
 
 def windows(count: int, window: int, stride: int, given: int) -> Iterator[tuple[int, int, int]]:

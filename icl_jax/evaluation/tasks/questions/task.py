@@ -14,11 +14,13 @@ from pathlib import Path
 from jax.sharding import Mesh
 import numpy as np
 
-from icl_jax.config import ConfigError, EvaluationConfig
-from icl_jax.evaluation.bootstrap import share_interval, show_interval, tell_few_items
+from icl_jax.config import ConfigError, EvaluationConfig, GPTConfig, ModelConfig
+from icl_jax.evaluation.bootstrap import mean_of, share_interval, show_interval, tell_few_items
 from icl_jax.evaluation.generation.generate import Generator
+from icl_jax.evaluation.metric import SHARE, Metric, Metrics, share_of_right
 from icl_jax.evaluation.subject import Subject
 from icl_jax.evaluation.tables import describe_source
+from icl_jax.evaluation.task import Task
 from icl_jax.evaluation.tasks.questions import scores as question_scores
 from icl_jax.evaluation.tasks.questions.prompts import Prompts, Question, read_questions
 from icl_jax.models.inputs import position_limit
@@ -26,10 +28,20 @@ from icl_jax.models.inputs import position_limit
 FILE = "nq_open/NQ-open.dev.jsonl"  # of the data folder
 
 
-class NaturalQuestions:
+class NaturalQuestions(Task):
     """The task `nq_open`."""
 
-    unit, part_size = "questions", 512
+    unit, part_size, folders = "questions", 512, ("nq_open",)
+    item = ("number", "question", "answers", "prompt")
+    rank, counted, fallback = 1, "exact_match", "f1"
+    outputs, prefixed = "the answers", False
+
+    @classmethod
+    def check(cls, config: EvaluationConfig, model: ModelConfig) -> None:
+        """Stops on a model that cannot generate, and on a file that cannot be read."""
+        if not isinstance(model, GPTConfig):
+            raise ConfigError("the model predicts masked tokens and cannot generate; train a GPT")
+        _read(config)
 
     def __init__(self, subject: Subject, config: EvaluationConfig):
         if subject.masked:
@@ -141,16 +153,44 @@ class NaturalQuestions:
             )
         return "\n".join(lines)
 
+    @staticmethod
+    def metrics(rows: list[dict], results: dict) -> Metrics:
+        """The shares of right answers, and F1."""
+        f1 = np.array([row["f1"] for row in rows])
+        metrics = {
+            "exact_match": share_of_right([row["exact_match"] for row in rows]),
+            "f1": Metric(SHARE, mean_of(f1), f1),
+        }
+        if "harness_exact_match" in rows[0]:
+            metrics["harness_exact_match"] = share_of_right(
+                [row["harness_exact_match"] for row in rows]
+            )
+        return metrics
+
+    @staticmethod
+    def headline(metrics: list[str]) -> list[str]:
+        """By SQuAD's rules."""
+        return ["exact_match", "f1"]
+
+    @classmethod
+    def title(cls, metric: str, items: int) -> str:
+        """Of its panel in the figure of a report."""
+        if metric == cls.counted:
+            return f"Closed-book questions answered, of {items:,}"
+        return "Closed-book questions, F1"
+
+    @classmethod
+    def sentence(cls, name: str, metric: str, model: str, value: str, items: int) -> str:
+        """What a report says first."""
+        if metric == cls.counted:
+            return f"{model} answers {value} of {items:,} questions"
+        return f"No arm answers a question exactly; {model} has an F1 of {value}"
+
     def _open(self, mesh: Mesh) -> Generator:
         if self._generator is None:
             options = {"end_ids": self._subject.end_ids, "batch_size": self._config.batch_size}
             self._generator = Generator(self._subject.load(mesh), mesh, **options)
         return self._generator
-
-
-def check_data(config: EvaluationConfig) -> None:
-    """Stops on a file that cannot be read."""
-    _read(config)
 
 
 def _read(config: EvaluationConfig) -> list[Question]:

@@ -5,25 +5,31 @@ from collections.abc import Callable, Sequence
 from jax.sharding import Mesh
 import numpy as np
 
-from icl_jax.config import ConfigError, EvaluationConfig, StageError
+from icl_jax.config import ConfigError, EvaluationConfig, ModelConfig, StageError
+from icl_jax.evaluation.bootstrap import Statistic, spearman_of
+from icl_jax.evaluation.metric import Metric, Metrics, Unit, split
 from icl_jax.evaluation.subject import Subject
-from icl_jax.evaluation.tasks.sts.files import Pair, read_sets
-from icl_jax.evaluation.tasks.sts.scores import score_sets
-from icl_jax.evaluation.tasks.sts.table import make_table
+from icl_jax.evaluation.task import Task
+from icl_jax.evaluation.tasks.sts.files import SUBSETS, Pair, read_sets
+from icl_jax.evaluation.tasks.sts.scores import make_table, score_sets
 from icl_jax.evaluation.tasks.sts.vectors import describe_recipe, make_recipe
 from icl_jax.retrieval.encoders.transformer import TransformerEncoder
 
-
-def check_data(config: EvaluationConfig) -> None:
-    """Stops on files that cannot be read."""
-    read_sets(config)
+SPEARMAN = Unit("Spearman x 100, all", 2)
+_OF_THE_WEIGHTS = ("checksum", "tokenizer", "max_tokens")  # of a recipe of sentence vectors
 
 
-class Sts:
-    """STS12-16, STS-B and SICK-R, and whatever else `config.sts` names."""
+class Sts(Task):
+    """The task `sts`: STS12-16, STS-B and SICK-R, and whatever else `config.sts` names."""
 
-    unit = "pairs"
-    part_size = 2048
+    unit, part_size, folders = "pairs", 2048, ("sts", "sick")
+    item, units = ("task", "subset", "sentence1", "sentence2", "gold"), (SPEARMAN,)
+    rank = 2
+
+    @classmethod
+    def check(cls, config: EvaluationConfig, model: ModelConfig) -> None:
+        """Stops on files that cannot be read."""
+        read_sets(config)
 
     def __init__(self, subject: Subject, config: EvaluationConfig):
         found = []
@@ -71,6 +77,35 @@ class Sts:
         """Per set, then per subset."""
         return make_table(results)
 
+    @staticmethod
+    def metrics(rows: list[dict], results: dict) -> Metrics:
+        """`all` of each set that is whole, and the average of the seven if all are."""
+        metrics: Metrics = {}
+        for name, own in split(rows, "task").items():
+            cosine, gold = (np.array([row[key] for row in own]) for key in ("cosine", "gold"))
+            withheld = results[name]["all"]["spearman"] is None
+            whole = Metric(SPEARMAN, _times_100(spearman_of(cosine, gold)), cosine)
+            metrics[name] = None if withheld else whole
+        withheld = results["average"] is None
+        metrics["average"] = None if withheld else Metric(SPEARMAN, mean_of=tuple(SUBSETS))
+        return metrics
+
+    @staticmethod
+    def shared_inputs(inputs: dict) -> dict:
+        """The data, and how vectors are made from the model's output."""
+        recipe = inputs.get("vectors", {}).items()
+        return inputs | {"vectors": {k: v for k, v in recipe if k not in _OF_THE_WEIGHTS}}
+
+    @staticmethod
+    def headline(metrics: list[str]) -> list[str]:
+        """The average, then the sets."""
+        return sorted(metrics, key=lambda name: name != "average")
+
+    @classmethod
+    def title(cls, metric: str, items: int) -> str:
+        """Of its panel in the figure of a report."""
+        return f"Sentence similarity, {metric}"
+
     def _encode(self, texts: list[str], mesh: Mesh, progress: Callable[[int], None]) -> np.ndarray:
         if self._encoder is None:
             model = self._subject.load(mesh)
@@ -83,6 +118,10 @@ class Sts:
                 "are its weights those of a training that diverged?"
             )
         return vectors
+
+
+def _times_100(statistic: Statistic) -> Statistic:
+    return lambda counts_RN: 100 * statistic(counts_RN)
 
 
 def _cosines(vectors: np.ndarray, ends: list[tuple[int, int]]) -> np.ndarray:

@@ -14,8 +14,7 @@ from scipy import stats
 from icl_jax.config import ConfigError, EncoderConfig, StageError, StsConfig
 from icl_jax.evaluation.task import read_rows, run_task
 from icl_jax.evaluation.tasks.sts.files import SUBSETS, PairSet
-from icl_jax.evaluation.tasks.sts.scores import score_sets
-from icl_jax.evaluation.tasks.sts.table import make_table
+from icl_jax.evaluation.tasks.sts.scores import make_table, score_sets
 from icl_jax.evaluation.tasks.sts.task import Sts
 from icl_jax.evaluation.tasks.sts.vectors import make_recipe
 from icl_jax.models import huggingface
