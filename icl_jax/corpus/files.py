@@ -8,6 +8,7 @@ import gzip
 import hashlib
 import io
 import os
+from pathlib import Path
 import re
 import shlex
 import zlib
@@ -83,6 +84,11 @@ def files_checksum(files: Iterable[str | os.PathLike]) -> str:
     """Of all of some large files together; they are read again only if one has changed."""
     names = sorted(map(os.fspath, files))
     return _files_checksum(tuple((name, file_version(name)) for name in names))
+
+
+def model_checksum(folder: str) -> str:
+    """Of the files that a model folder's weights and config are in."""
+    return files_checksum([Path(folder) / "config.json", *Path(folder).glob("*.safetensors")])
 
 
 def file_version(file: str) -> tuple[int, int]:

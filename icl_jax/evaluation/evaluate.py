@@ -14,7 +14,6 @@ from icl_jax.config import (
     StageError,
 )
 from icl_jax.config.tree import validate
-from icl_jax.evaluation.subject import Subject, open_subject, planned_subject
 from icl_jax.evaluation.task import (
     Task,
     check_folder,
@@ -29,11 +28,12 @@ from icl_jax.files.folder_lock import alone_in
 from icl_jax.files.remote import is_remote
 from icl_jax.files.step_folder import OtherInputsError, absolute, beside, write_json
 from icl_jax.sharding import make_host_mesh
+from icl_jax.training.model_at import ModelAt, model_at, planned_model
 
 
-def open_tasks(subject: Subject, config: EvaluationConfig) -> dict[str, Task]:
+def open_tasks(model: ModelAt, config: EvaluationConfig) -> dict[str, Task]:
     """The tasks of a config, their data read and checked; stops with everything that is wrong."""
-    tasks, found = _for_each(config, lambda task, config: task(subject, config))
+    tasks, found = _for_each(config, lambda task, config: task(model, config))
     if found:
         raise ConfigError("; ".join(found))
     return tasks
@@ -63,7 +63,7 @@ def _for_each(
 
 
 def evaluate(
-    subject: Subject,
+    model: ModelAt,
     config: EvaluationConfig,
     output: epath.PathLike,
     mesh: Mesh,
@@ -77,26 +77,24 @@ def evaluate(
     if output.suffix != ".json":
         raise ConfigError(f"--output must end in .json, got {output}")
     _check_call(config)
-    tasks = open_tasks(subject, config)
+    tasks = open_tasks(model, config)
     bootstrap = {"resamples": config.resamples, "seed": config.seed}
     place = output.with_suffix("")
     folder = mirror.local_folder(place)
     with alone_in(folder):
         mirror.pull(folder)
-        _check_folders(subject, tasks, folder, place)  # all before the first one runs
+        _check_folders(model, tasks, folder, place)  # all before the first one runs
         for name, task in tasks.items():
-            table = run_task(task, name, subject.identity, bootstrap, folder / name, mesh)
+            table = run_task(task, name, model.identity, bootstrap, folder / name, mesh)
             if not brief:
                 print(f"\n{table}", flush=True)
-            results = _write(subject, folder, output)
+            results = _write(model, folder, output)
     more = "" if brief else f"; line by line: {place}/TASK/outputs.jsonl"
     print(f"results: {output}{more}", flush=True)
     return results
 
 
-def _check_folders(
-    subject: Subject, tasks: dict[str, Task], folder: Path, place: epath.Path
-) -> None:
+def _check_folders(model: ModelAt, tasks: dict[str, Task], folder: Path, place: epath.Path) -> None:
     """Stops where other tasks are of another model, or these were made from other inputs.
 
     `folder` is `place`, or its local copy.
@@ -104,11 +102,11 @@ def _check_folders(
     where = "evaluate into another file (icl_jax.evaluation.run --output=FILE.json)"
     for name in TASKS:
         file = folder / name / "inputs.json"
-        if name not in tasks and file.exists() and read_model(folder / name) != subject.identity:
+        if name not in tasks and file.exists() and read_model(folder / name) != model.identity:
             raise StageError(f"{place / name} is of another model; delete it, or {where}")
     for name, task in tasks.items():
         try:
-            check_folder(task, subject.identity, folder / name)
+            check_folder(task, model.identity, folder / name)
         except OtherInputsError as error:
             raise StageError(
                 f"{place / name} was made from other inputs ({error.differences}); undo the "
@@ -116,22 +114,22 @@ def _check_folders(
             ) from None
 
 
-def _write(subject: Subject, folder: Path, output: epath.Path) -> dict:
+def _write(model: ModelAt, folder: Path, output: epath.Path) -> dict:
     """All that is finished, also of earlier commands."""
-    results, tables = {"model": {"path": subject.path, **subject.identity}}, ""
+    results, tables = {"model": {"path": model.path, **model.identity}}, ""
     for name in TASKS:
         if finished := read_finished(folder / name):
             results[name] = finished[0]
             tables += f"\n{finished[1]}"
     write_json(output, results)
     with beside(output.with_suffix(".md")) as partial:
-        partial.write_text(f"# {subject.path}\n{tables}")
+        partial.write_text(f"# {model.path}\n{tables}")
     return results
 
 
 def evaluate_run(
     config: ExperimentConfig,
-    model: epath.PathLike,
+    path: epath.PathLike,
     output: epath.Path | None = None,
     brief: bool = False,
 ) -> epath.Path:
@@ -139,9 +137,9 @@ def evaluate_run(
     validate(config)
     _check_call(config.evaluation)
     wanted = config.evaluation
-    subject = open_subject(str(model), wanted.tokenizer, wanted.ema)
-    output = output or default_output(subject)
-    evaluate(subject, wanted, output, make_host_mesh(config.mesh), brief)
+    model = model_at(str(path), wanted.tokenizer, wanted.ema)
+    output = output or default_output(model)
+    evaluate(model, wanted, output, make_host_mesh(config.mesh), brief)
     return output
 
 
@@ -158,16 +156,16 @@ def check_before_training(config: ExperimentConfig, workdir: epath.Path) -> None
     """Stops on all that the stage `evaluate` would stop on, hours earlier."""
     validate(config)
     _check_call(config.evaluation)
-    open_tasks(planned_subject(config, workdir), config.evaluation)
+    open_tasks(planned_model(config, workdir), config.evaluation)
 
 
-def default_output(subject: Subject) -> epath.Path:
+def default_output(model: ModelAt) -> epath.Path:
     """Where results go if the user names no file."""
-    if subject.kind == "run":
-        checkpoint = epath.Path(subject.network).parent
-        name = checkpoint.name + ("-ema" if subject.ema else "")
-        return checkpoint.parent.parent / "evaluation" / f"{name}.json"
-    return epath.Path("evaluation") / f"{absolute(subject.path).name}.json"
+    place = model.place
+    if place.is_run:
+        name = f"{place.step}-ema.json" if model.ema else f"{place.step}.json"
+        return place.workdir / "evaluation" / name
+    return epath.Path("evaluation") / f"{absolute(model.path).name}.json"
 
 
 def _check_call(config: EvaluationConfig) -> None:

@@ -58,12 +58,12 @@ def main(argv: Sequence[str]) -> None:
     try:
         validate(config)
         from icl_jax.evaluation.evaluate import default_output, evaluate
-        from icl_jax.evaluation.subject import open_subject
         from icl_jax.sharding import make_mesh
+        from icl_jax.training.model_at import model_at
 
-        subject = open_subject(given.model, config.tokenizer, config.ema)
-        output = given.output or default_output(subject)
-        evaluate(subject, config, output, make_mesh(MeshConfig()))
+        model = model_at(given.model, config.tokenizer, config.ema)
+        output = given.output or default_output(model)
+        evaluate(model, config, output, make_mesh(MeshConfig()))
     except (ConfigError, StageError) as error:
         stop(str(error))
     except KeyboardInterrupt:

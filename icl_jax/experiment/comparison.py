@@ -5,7 +5,6 @@ from etils import epath
 from icl_jax.config import ConfigError, ExperimentConfig, StageError
 from icl_jax.evaluation.compare.compare import compare
 from icl_jax.evaluation.evaluate import evaluate_run
-from icl_jax.evaluation.subject import open_subject
 from icl_jax.experiment.branches import (
     TRUNK,
     Branch,
@@ -16,6 +15,7 @@ from icl_jax.experiment.branches import (
     trunk_config,
 )
 from icl_jax.experiment.report.report import write_report
+from icl_jax.training.model_at import model_at
 from icl_jax.training.run_record import last_step, require_trained
 
 
@@ -54,7 +54,7 @@ def check_trunk(config: ExperimentConfig) -> None:
     start = config.training.start_from
     if TRUNK in config.branches.arms and not has_trunk(config) and start:
         try:
-            open_subject(start, config.evaluation.tokenizer)
+            model_at(start, config.evaluation.tokenizer)
         except (ConfigError, StageError) as error:
             raise ConfigError(f"training.start_from, which is evaluated too: {error}") from None
 

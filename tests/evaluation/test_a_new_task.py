@@ -90,9 +90,9 @@ def test_a_new_task_is_evaluated_compared_and_reported(data, tmp_path, capsys):
         subject = small.subject_of(small.gpt_folder(tmp_path / arm, **fields))
         found = evaluate(subject, config, tmp_path / f"{arm}.json", small.mesh_of())
         assert json.loads((tmp_path / f"{arm}.json").read_text())["spelling"] == found["spelling"]
-        assert f"{found['spelling']['mean']:.1f} tokens a word" in (
-            tmp_path / f"{arm}.md"
-        ).read_text()
+        assert (
+            f"{found['spelling']['mean']:.1f} tokens a word" in (tmp_path / f"{arm}.md").read_text()
+        )
     assert found["spelling"]["mean"] > 1
 
     evaluations = {arm: [tmp_path / f"{arm}.json"] for arm in arms}

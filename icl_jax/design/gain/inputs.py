@@ -6,7 +6,7 @@ from pathlib import Path
 import tokenizers
 
 from icl_jax.config import ExamplesConfig
-from icl_jax.corpus.files import files_checksum
+from icl_jax.corpus.files import model_checksum
 from icl_jax.corpus.tokenizers import Tokenizer
 
 
@@ -19,11 +19,6 @@ def gain_inputs(examples: ExamplesConfig, strategy: str) -> dict:
     if not examples.gain_model or strategy not in examples.gain_strategies:
         return {}
     return {"model": model_checksum(examples.gain_model), "min_gain": examples.min_gain}
-
-
-def model_checksum(folder: str) -> str:
-    """Of the files that a model is made of; they are read again only if one has changed."""
-    return files_checksum([Path(folder) / "config.json", *Path(folder).glob("*.safetensors")])
 
 
 def tokenizer_problem(folder: str, tokenizer: Tokenizer) -> str | None:

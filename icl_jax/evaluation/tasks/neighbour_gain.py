@@ -25,9 +25,9 @@ from icl_jax.design.sentences import Sentences
 from icl_jax.evaluation.bootstrap import ratio_interval, show_interval, tell_few_items
 from icl_jax.evaluation.likelihood import Likelihood
 from icl_jax.evaluation.metric import Metrics, Unit, by_size
-from icl_jax.evaluation.subject import Subject
 from icl_jax.evaluation.task import Task
 from icl_jax.models.passage_losses import Passage
+from icl_jax.training.model_at import ModelAt
 
 SIDES = ("alone", "with_neighbours", "with_random")
 # Result -> the side it is measured from, and the one that may be easier.
@@ -63,10 +63,10 @@ class NeighbourGain(Task):
         gain = dataclasses.replace(gain, design=gain.design or str(workdir))
         return dataclasses.replace(config, neighbour_gain=gain)
 
-    def __init__(self, subject: Subject, config: EvaluationConfig):
-        self._config, self._subject = config, subject
-        self._likelihood = Likelihood(subject)
-        workdir = find_design(subject, config.neighbour_gain.design)
+    def __init__(self, model: ModelAt, config: EvaluationConfig):
+        self._config, self._model = config, model
+        self._likelihood = Likelihood(model)
+        workdir = find_design(model, config.neighbour_gain.design)
         self._sentences = Sentences.open(workdir)
         queries = read_queries(workdir)
         if not queries:
@@ -75,14 +75,14 @@ class NeighbourGain(Task):
                 "design.search.min_similarity there"
             )
         self.items = _sample(queries, config.neighbour_gain.queries, config.seed)
-        self.separator, self._separator_tokens = _separator(subject)
+        self.separator, self._separator_tokens = _separator(model)
         if not any(self._has_room(self._encode(query)) for query in self.items):
             raise StageError(self._no_room(len(self.items)))
         self.inputs = {
             "sentences": self._sentences.fingerprint,
             "queries": {"count": len(self.items), "checksum": _checksum(self.items)},
             "separator": self.separator,
-            "kind": "masked tokens" if subject.masked else "next tokens",
+            "kind": "masked tokens" if model.masked else "next tokens",
         }
 
     def run(
@@ -149,7 +149,7 @@ class NeighbourGain(Task):
             yield from self._likelihood.passages(tokens, chosen, n * len(SIDES) + side)
 
     def _encode(self, query: Query) -> np.ndarray:
-        return self._subject.tokenizer.encode(self._sentences.text(query.id))
+        return self._model.tokenizer.encode(self._sentences.text(query.id))
 
     def _has_room(self, own: np.ndarray) -> bool:
         """Whether more than a separator fits before the query."""
@@ -158,7 +158,7 @@ class NeighbourGain(Task):
     def _no_room(self, count: int) -> str:
         return (
             f"none of {count:,} queries leaves room for a context in the {self._likelihood.room} "
-            f"tokens that {self._subject.path} reads at once; choose a model with more positions, "
+            f"tokens that {self._model.path} reads at once; choose a model with more positions, "
             "or a design of shorter sentences (max_sentence_tokens of its corpus)"
         )
 
@@ -166,7 +166,7 @@ class NeighbourGain(Task):
         """The sentences from the farthest to the nearest, a separator after each."""
         pieces = [np.empty(0, np.int32)]
         for text in reversed(self._sentences.text_of(others)):
-            pieces += [self._subject.tokenizer.encode(text), self._separator_tokens]
+            pieces += [self._model.tokenizer.encode(text), self._separator_tokens]
         return np.concatenate(pieces)
 
     def results(self, rows: list[dict]) -> dict:
@@ -256,9 +256,9 @@ class NeighbourGain(Task):
         return "Gain of neighbours over random ones"
 
 
-def find_design(subject: Subject, design: str) -> str:
+def find_design(model: ModelAt, design: str) -> str:
     """The workdir of the design that is asked for; "": that of the run itself."""
-    workdir = design or str(subject.own_workdir("evaluation.neighbour_gain.design"))
+    workdir = design or str(model.own_workdir("evaluation.neighbour_gain.design"))
     folders = DesignFolders(workdir)
     needed = [folders.groups / name / "results.json" for name in ("neighbours", "random")]
     missing = [str(file) for file in [folders.config, *needed] if not file.exists()]
@@ -297,12 +297,12 @@ def _sample(queries: list[Query], count: int, seed: int) -> list[Query]:
     return [queries[n] for n in sorted(chosen.tolist())]
 
 
-def _separator(subject: Subject) -> tuple[str, np.ndarray]:
+def _separator(model: ModelAt) -> tuple[str, np.ndarray]:
     """The design's separator where the model knows it; else a new line."""
-    id = subject.tokenizer.separator_id
-    if id < subject.config.vocab_size:
-        return subject.tokenizer.library.id_to_token(id), np.array([id], np.int32)
-    return "a new line, for the model has no separator", subject.tokenizer.encode("\n")
+    id = model.tokenizer.separator_id
+    if id < model.config.vocab_size:
+        return model.tokenizer.library.id_to_token(id), np.array([id], np.int32)
+    return "a new line, for the model has no separator", model.tokenizer.encode("\n")
 
 
 def _checksum(queries: list[Query]) -> str:

@@ -17,7 +17,6 @@ from icl_jax.corpus.sentence_table import SentenceTable
 from icl_jax.corpus.words import RULES_VERSION as WORD_RULES
 from icl_jax.design.dependents import made_from
 from icl_jax.design.folders import DesignFolders
-from icl_jax.evaluation.subject import open_subject
 from icl_jax.files import mirror
 from icl_jax.files.remote import is_remote
 from icl_jax.files.step_folder import StepFolder, read_inputs
@@ -32,6 +31,7 @@ from icl_jax.retrieval.search.search import Search, SearchFolders, open_engine
 from icl_jax.retrieval.search.selection import Selection
 from icl_jax.retrieval.search.signatures import load_signatures
 from icl_jax.sharding import make_host_mesh
+from icl_jax.training.model_at import model_at
 
 _SAMPLE = 5000  # queries that the threshold is chosen on
 _DIGITS = 6  # of the threshold
@@ -39,16 +39,16 @@ _DIGITS = 6  # of the threshold
 
 def export_encoder(run: str, to: epath.Path, config: ExperimentConfig) -> None:
     """Writes the model of a run as a model folder with its tokenizer; as it was evaluated."""
-    subject = open_subject(run, config.evaluation.tokenizer, config.evaluation.ema)
+    model = model_at(run, config.evaluation.tokenizer, config.evaluation.ema)
     folder = mirror.local_folder(to)
-    step = StepFolder(folder, subject.identity)
+    step = StepFolder(folder, model.identity)
     if step.results is None:
-        print(f"the encoder: {run}, step {subject.identity['step']}", flush=True)
+        print(f"the encoder: {run}, step {model.identity['step']}", flush=True)
         for left in (folder / "config.json", *folder.glob("*.safetensors*")):  # of a killed run
             mirror.remove(left)
-        huggingface.save(subject.load(make_host_mesh(config.mesh)), folder)
-        subject.tokenizer.save(folder)
-        step.complete({"run": run, "step": subject.identity["step"]})
+        huggingface.save(model.load(make_host_mesh(config.mesh)), folder)
+        model.tokenizer.save_with_model(folder)
+        step.complete({"run": run, "step": model.identity["step"]})
 
 
 def share_steps(first: epath.Path, own: epath.Path) -> None:

@@ -180,7 +180,7 @@ def test_a_model_without_the_separator_gets_a_new_line(workdir, tmp_path):
     Tokenizer(library, separator_id=id, end_of_text_id=0).save(folder)
     task = open_task(folder, workdir)
     assert task.separator.startswith("a new line")
-    assert task._separator_tokens.tolist() == task._subject.tokenizer.encode("\n").tolist() != []
+    assert task._separator_tokens.tolist() == task._model.tokenizer.encode("\n").tolist() != []
 
 
 def test_a_workdir_without_both_kinds_of_groups_is_refused(workdir, tmp_path):

@@ -15,11 +15,11 @@ from icl_jax.config import ConfigError, EvaluationConfig, ModelConfig, StageErro
 from icl_jax.evaluation.bootstrap import share_interval, show_interval, tell_few_items
 from icl_jax.evaluation.likelihood import Likelihood
 from icl_jax.evaluation.metric import Metrics, share_of_right, split
-from icl_jax.evaluation.subject import Subject
 from icl_jax.evaluation.tables import describe_source, named_sources
 from icl_jax.evaluation.task import Task
 from icl_jax.evaluation.tasks.glue.pairs import Pair, find_pairs, read_pairs
 from icl_jax.evaluation.tasks.glue.templates import Template, read_templates
+from icl_jax.training.model_at import ModelAt
 
 # Scores that differ by less than this share of the best are equal: so much may come from the place
 # of a text in a batch and from the CPU (float32: up to 5e-7 with 4 layers of width 256).
@@ -46,9 +46,9 @@ class GlueZeroShot(Task):
         """Stops on files that cannot be read."""
         read_tasks(config)
 
-    def __init__(self, subject: Subject, config: EvaluationConfig):
-        self._config, self._tokenizer = config, subject.tokenizer
-        self._likelihood = Likelihood(subject)
+    def __init__(self, model: ModelAt, config: EvaluationConfig):
+        self._config, self._tokenizer = config, model.tokenizer
+        self._likelihood = Likelihood(model)
         self._templates, sources, self.items, self._unlabelled = read_tasks(config)
         self.inputs = {
             "files": {task: describe_source(source) for task, source in sources.items()},

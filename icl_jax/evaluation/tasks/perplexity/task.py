@@ -23,10 +23,10 @@ from icl_jax.design.folders import PREFIX, arm_folder, is_arm
 from icl_jax.evaluation.bootstrap import ratio_interval, show_interval, tell_few_items
 from icl_jax.evaluation.likelihood import Likelihood
 from icl_jax.evaluation.metric import Metrics, Unit, by_size, split
-from icl_jax.evaluation.subject import Subject
 from icl_jax.evaluation.task import Task
 from icl_jax.evaluation.tasks.perplexity.texts import Documents, Records, Text, special_tokens
 from icl_jax.models.passage_losses import Passage
+from icl_jax.training.model_at import ModelAt
 
 _BITS = 1 / math.log(2)  # of a nat
 # Result -> what is divided by what, and the factor from nats.
@@ -57,12 +57,12 @@ class Perplexity(Task):
         )
         return dataclasses.replace(config, perplexity=dataclasses.replace(wanted, records=records))
 
-    def __init__(self, subject: Subject, config: EvaluationConfig):
-        self._config, self._likelihood = config, Likelihood(subject)
-        self._special = special_tokens(subject.tokenizer)
-        self.kind = "masked perplexity" if subject.masked else "perplexity"
-        self.window, self.stride = self._sizes(subject)
-        self._sources = self._open(subject)
+    def __init__(self, model: ModelAt, config: EvaluationConfig):
+        self._config, self._likelihood = config, Likelihood(model)
+        self._special = special_tokens(model.tokenizer)
+        self.kind = "masked perplexity" if model.masked else "perplexity"
+        self.window, self.stride = self._sizes(model)
+        self._sources = self._open(model)
         self.items = [(n, i) for n, source in enumerate(self._sources) for i in range(len(source))]
         self.inputs = {
             "kind": self.kind,
@@ -72,12 +72,12 @@ class Perplexity(Task):
             "sources": {source.name: source.inputs for source in self._sources},
         }
 
-    def _sizes(self, subject: Subject) -> tuple[int, int]:
+    def _sizes(self, model: ModelAt) -> tuple[int, int]:
         """Window and stride, in tokens of the text."""
         wanted, found, room = self._config.perplexity, [], self._likelihood.room
         if wanted.window > self._likelihood.positions:
             found.append(
-                f"evaluation.perplexity.window is {wanted.window}, but {subject.path} has "
+                f"evaluation.perplexity.window is {wanted.window}, but {model.path} has "
                 f"{self._likelihood.positions} positions; lower it, or leave it at 0"
             )
         window = min(wanted.window or room, room)
@@ -91,17 +91,17 @@ class Perplexity(Task):
             raise ConfigError("; ".join(found))
         return window, stride
 
-    def _open(self, subject: Subject) -> list[Documents | Records]:
-        wanted, tokenizer = self._config.perplexity, subject.tokenizer
+    def _open(self, model: ModelAt) -> list[Documents | Records]:
+        wanted, tokenizer = self._config.perplexity, model.tokenizer
         given = 0 if self._likelihood.masked else 1
         sources: list[Documents | Records] = []
         if wanted.documents.files:
             sources.append(Documents(wanted.documents, wanted.limit, tokenizer, given))
-        folders = [_folder(source, subject) for source in wanted.records]
+        folders = [_folder(source, model) for source in wanted.records]
         names = [Path(folder).name for folder in folders]
         for name, folder in zip(names, folders, strict=True):
             name = folder if names.count(name) > 1 or name == Documents.name else name
-            vocabulary = subject.config.vocab_size
+            vocabulary = model.config.vocab_size
             sources.append(Records(name, folder, wanted.limit, tokenizer, given, vocabulary))
         if not sources:
             raise ConfigError(
@@ -256,11 +256,11 @@ def windows(count: int, window: int, stride: int, given: int) -> Iterator[tuple[
         begin, new = begin + stride, end
 
 
-def _folder(source: str, subject: Subject) -> str:
+def _folder(source: str, model: ModelAt) -> str:
     """Where the records of a source lie."""
     if not is_arm(source):
         return source
-    workdir = subject.own_workdir("evaluation.perplexity.records")
+    workdir = model.own_workdir("evaluation.perplexity.records")
     return str(arm_folder(workdir, source.removeprefix(PREFIX)))
 
 

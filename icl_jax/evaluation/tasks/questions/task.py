@@ -18,12 +18,12 @@ from icl_jax.config import ConfigError, EvaluationConfig, GPTConfig, ModelConfig
 from icl_jax.evaluation.bootstrap import mean_of, share_interval, show_interval, tell_few_items
 from icl_jax.evaluation.generation.generate import Generator
 from icl_jax.evaluation.metric import SHARE, Metric, Metrics, share_of_right
-from icl_jax.evaluation.subject import Subject
 from icl_jax.evaluation.tables import describe_source
 from icl_jax.evaluation.task import Task
 from icl_jax.evaluation.tasks.questions import scores as question_scores
 from icl_jax.evaluation.tasks.questions.prompts import Prompts, Question, read_questions
 from icl_jax.models.inputs import position_limit
+from icl_jax.training.model_at import ModelAt
 
 FILE = "nq_open/NQ-open.dev.jsonl"  # of the data folder
 
@@ -43,17 +43,17 @@ class NaturalQuestions(Task):
             raise ConfigError("the model predicts masked tokens and cannot generate; train a GPT")
         _read(config)
 
-    def __init__(self, subject: Subject, config: EvaluationConfig):
-        if subject.masked:
+    def __init__(self, model: ModelAt, config: EvaluationConfig):
+        if model.masked:
             raise ConfigError(
-                f"{subject.path} predicts masked tokens and cannot generate; choose a GPT"
+                f"{model.path} predicts masked tokens and cannot generate; choose a GPT"
             )
-        self._subject, self._config, wanted = subject, config, config.questions
-        limit = position_limit(subject.config)
+        self._model, self._config, wanted = model, config, config.questions
+        limit = position_limit(model.config)
         if limit is not None and wanted.max_new_tokens >= limit:
             raise ConfigError(
                 f"evaluation.questions.max_new_tokens must be below the {limit} positions of "
-                f"{subject.path}, got {wanted.max_new_tokens}"
+                f"{model.path}, got {wanted.max_new_tokens}"
             )
         source = _source(config)
         questions = _read(config)
@@ -77,10 +77,10 @@ class NaturalQuestions(Task):
         self, items: Sequence[Question], first: int, mesh: Mesh, progress: Callable[[int], None]
     ) -> list[dict]:
         """One row for each question: prompt, raw output, answer and its scores."""
-        tokenizer = self._subject.tokenizer
+        tokenizer = self._model.tokenizer
         prompts = [self.prompts.fill(question, first + n) for n, question in enumerate(items)]
         generated = self._open(mesh).generate(
-            [np.append(np.int32(self._subject.begin), tokenizer.encode(p)) for p in prompts],
+            [np.append(np.int32(self._model.begin), tokenizer.encode(p)) for p in prompts],
             self._config.questions.max_new_tokens,
             stop_when=self._has_answered,
             first=first,
@@ -90,13 +90,13 @@ class NaturalQuestions(Task):
         for n, (question, prompt, new) in enumerate(zip(items, prompts, generated, strict=True)):
             row = {"number": first + n, "question": question.text, "answers": question.answers}
             row |= {"prompt": prompt, "output": tokenizer.decode(new.tokens)}
-            said = tokenizer.decode(self._subject.said(new.tokens)[0])
+            said = tokenizer.decode(self._model.said(new.tokens)[0])
             rows.append(row | self.score(said, question.answers) | {"cut": new.cut})
         return rows
 
     def _has_answered(self, tokens: np.ndarray) -> bool:
-        said, ended = self._subject.said(tokens)
-        text = self._subject.tokenizer.decode(said)
+        said, ended = self._model.said(tokens)
+        text = self._model.tokenizer.decode(said)
         return ended or any(end in text for end in self.prompts.form.stop)
 
     def score(self, output: str, golds: Sequence[str]) -> dict:
@@ -188,8 +188,8 @@ class NaturalQuestions(Task):
 
     def _open(self, mesh: Mesh) -> Generator:
         if self._generator is None:
-            options = {"end_ids": self._subject.end_ids, "batch_size": self._config.batch_size}
-            self._generator = Generator(self._subject.load(mesh), mesh, **options)
+            options = {"end_ids": self._model.end_ids, "batch_size": self._config.batch_size}
+            self._generator = Generator(self._model.load(mesh), mesh, **options)
         return self._generator
 
 

@@ -8,12 +8,12 @@ import numpy as np
 from icl_jax.config import ConfigError, EvaluationConfig, ModelConfig, StageError
 from icl_jax.evaluation.bootstrap import Statistic, spearman_of
 from icl_jax.evaluation.metric import Metric, Metrics, Unit, split
-from icl_jax.evaluation.subject import Subject
 from icl_jax.evaluation.task import Task
 from icl_jax.evaluation.tasks.sts.files import SUBSETS, Pair, read_sets
 from icl_jax.evaluation.tasks.sts.scores import make_table, score_sets
 from icl_jax.evaluation.tasks.sts.vectors import describe_recipe, make_recipe
 from icl_jax.retrieval.encoders.transformer import TransformerEncoder
+from icl_jax.training.model_at import ModelAt
 
 SPEARMAN = Unit("Spearman x 100, all", 2)
 _OF_THE_WEIGHTS = ("checksum", "tokenizer", "max_tokens")  # of a recipe of sentence vectors
@@ -31,10 +31,10 @@ class Sts(Task):
         """Stops on files that cannot be read."""
         read_sets(config)
 
-    def __init__(self, subject: Subject, config: EvaluationConfig):
+    def __init__(self, model: ModelAt, config: EvaluationConfig):
         found = []
         try:
-            self._recipe = make_recipe(subject, config)
+            self._recipe = make_recipe(model, config)
         except (ConfigError, StageError) as error:
             found.append(str(error))
         try:
@@ -43,7 +43,7 @@ class Sts(Task):
             found.append(str(error))
         if found:
             raise ConfigError("; ".join(found))
-        self._subject, self._encoder = subject, None
+        self._model, self._encoder = model, None
         self._seed, self._resamples = config.seed, config.resamples
         self.items: Sequence[Pair] = [pair for held in self._sets for pair in held.pairs]
         data = {held.name: {"files": held.files, "missing": held.missing} for held in self._sets}
@@ -108,13 +108,13 @@ class Sts(Task):
 
     def _encode(self, texts: list[str], mesh: Mesh, progress: Callable[[int], None]) -> np.ndarray:
         if self._encoder is None:
-            model = self._subject.load(mesh)
-            self._encoder = TransformerEncoder(model, self._recipe, mesh, self._subject.path, {})
+            model = self._model.load(mesh)
+            self._encoder = TransformerEncoder(model, self._recipe, mesh, self._model.path, {})
         vectors = self._encoder.encode(texts, progress).astype(np.float64)
         wrong = np.flatnonzero(~np.isfinite(vectors).all(axis=1))
         if len(wrong):
             raise StageError(
-                f"{self._subject.path} gives a vector that is not finite, of {texts[wrong[0]]!r}; "
+                f"{self._model.path} gives a vector that is not finite, of {texts[wrong[0]]!r}; "
                 "are its weights those of a training that diverged?"
             )
         return vectors
