@@ -42,7 +42,7 @@ def open_tasks(model: ModelAt, config: EvaluationConfig) -> dict[str, Task]:
 def _for_each(
     config: EvaluationConfig, work: Callable[[type[Task], EvaluationConfig], object]
 ) -> tuple[dict[str, object], list[str]]:
-    """What `work` returns for each task and config, and the refusals of those it stops on.
+    """What `work` returns for each task, and the messages of those that it stops on.
 
     Data at a URL is read from a local copy.
     """
@@ -71,7 +71,7 @@ def evaluate(
 ) -> dict:
     """Runs what is not yet done; prints each task's table, writes `output` and the same as .md.
 
-    `brief`: the tables are not printed, for all of them come in one later.
+    `brief`: the tables are not printed, because a comparison of all models follows.
     """
     output = epath.Path(output)
     if output.suffix != ".json":
@@ -95,7 +95,7 @@ def evaluate(
 
 
 def _check_folders(model: ModelAt, tasks: dict[str, Task], folder: Path, place: epath.Path) -> None:
-    """Stops where other tasks are of another model, or these were made from other inputs.
+    """Stops if other tasks are of another model, or these were made from other inputs.
 
     `folder` is `place`, or its local copy.
     """
@@ -115,7 +115,7 @@ def _check_folders(model: ModelAt, tasks: dict[str, Task], folder: Path, place: 
 
 
 def _write(model: ModelAt, folder: Path, output: epath.Path) -> dict:
-    """All that is finished, also of earlier commands."""
+    """Writes every finished task, also those of earlier commands."""
     results, tables = {"model": {"path": model.path, **model.identity}}, ""
     for name in TASKS:
         if finished := read_finished(folder / name):
@@ -133,7 +133,7 @@ def evaluate_run(
     output: epath.Path | None = None,
     brief: bool = False,
 ) -> epath.Path:
-    """The stage `evaluate`: the last checkpoint of a run, or a model folder; where results are."""
+    """Evaluates the last checkpoint of a run, or a model folder; returns where the results are."""
     validate(config)
     _check_call(config.evaluation)
     wanted = config.evaluation
@@ -153,7 +153,7 @@ def check_before_design(config: ExperimentConfig) -> None:
 
 
 def check_before_training(config: ExperimentConfig, workdir: epath.Path) -> None:
-    """Stops on all that the stage `evaluate` would stop on, hours earlier."""
+    """Stops on everything that the stage `evaluate` would stop on, hours earlier."""
     validate(config)
     _check_call(config.evaluation)
     open_tasks(planned_model(config, workdir), config.evaluation)

@@ -1,4 +1,4 @@
-"""How likely a model finds given tokens: a GPT after those before, an encoder behind masks.
+"""How likely a model finds given tokens: a GPT after the previous ones, an encoder behind masks.
 
 A model reads tokens as its training examples have them: after the begin token, if the tokenizer has
 one, and an encoder also before the end token.
@@ -18,7 +18,7 @@ ROUNDS = 7  # every 7th token is behind a mask at a time: 14%, as in training
 
 
 class Likelihood:
-    """Asks one model; stops on one that predicts no token. Reads weights at `open` only."""
+    """Asks one model; stops if it predicts no tokens. Weights are only read by `open`."""
 
     def __init__(self, model: ModelAt):
         self._model, tokenizer = model, model.tokenizer

@@ -1,4 +1,4 @@
-"""lm-evaluation-harness (extra `harness`) on models of ours: its tasks, its flags, its numbers.
+"""lm-evaluation-harness (extra `harness`) on our models: its tasks, its flags, its numbers.
 
 Run: python -m icl_jax.evaluation.lm_harness run --model icl_jax --model_args pretrained=FOLDER
          --tasks nq_open,wikitext [the harness's own flags]
@@ -43,7 +43,7 @@ _SAMPLING = ("temperature", "top_k", "top_p", "seed")
 
 @register_model("icl_jax")
 class IclJaxLM(TemplateLM):
-    """A GPT of ours as the harness knows models."""
+    """One of our GPTs as a model of the harness."""
 
     def __init__(
         self,
@@ -82,19 +82,19 @@ class IclJaxLM(TemplateLM):
 
     @property
     def prefix_token_id(self) -> int:
-        """What stands before a text that has no context."""
+        """What comes before a text that has no context."""
         begin = self.trained.tokenizer.begin_of_text_id
         return self.eot_token_id if begin is None else begin
 
     @property
     def tokenizer_name(self) -> str:
-        """What tells the tokenizer from others."""
+        """Identifies the tokenizer."""
         return self.trained.tokenizer.fingerprint
 
     def tok_encode(
         self, string: str, add_special_tokens: bool | None = None, **kwargs
     ) -> list[int]:
-        """Tokens of a text, after the begin token where the tokenizer has one."""
+        """Tokens of a text, after the begin token if the tokenizer has one."""
         begin = [] if add_special_tokens is False else self.trained.begin
         return begin + self.trained.tokenizer.encode(string).tolist()
 
@@ -105,7 +105,7 @@ class IclJaxLM(TemplateLM):
     def _loglikelihood_tokens(
         self, requests: list[tuple], disable_tqdm: bool = False, **kwargs
     ) -> list[tuple[float, bool]]:
-        """Of each (texts, context, continuation): log-likelihood, and whether it is greedy."""
+        """For each (texts, context, continuation): log-likelihood, and whether it is greedy."""
         if not requests:
             return []
         passages = [
@@ -121,11 +121,11 @@ class IclJaxLM(TemplateLM):
             if texts is not None:
                 self.cache_hook.add_partial("loglikelihood", texts, answers[-1])
         longest = self.max_length + 1  # the last token is asked for, not read
-        self._tell_cut([len(a) + len(b) > longest for _, a, b in requests])
+        self._report_cut([len(a) + len(b) > longest for _, a, b in requests])
         return answers
 
-    def _tell_cut(self, cut: list[bool]) -> None:
-        """Says of how many contexts something was left out."""
+    def _report_cut(self, cut: list[bool]) -> None:
+        """Reports how many contexts were cut."""
         if any(cut):
             print(
                 f"{sum(cut):,} of {len(cut):,} contexts were cut on the left to {self.max_length} "
@@ -134,7 +134,7 @@ class IclJaxLM(TemplateLM):
             )
 
     def _passage(self, context: list[int], continuation: list[int], owner: int) -> Passage:
-        """Asks for the continuation; what is too long is cut off the context, on the left."""
+        """Asks for the continuation; a context that is too long is cut on the left."""
         if len(continuation) > self.max_length:
             raise StageError(
                 f"a continuation has {len(continuation)} tokens, more than the {self.max_length} "
@@ -170,7 +170,7 @@ class IclJaxLM(TemplateLM):
         return sums
 
     def generate_until(self, requests: list[Instance], disable_tqdm: bool = False) -> list[str]:
-        """What the model goes on with, up to the first of a task's stop texts."""
+        """How the model continues each prompt, up to the first of a task's stop texts."""
         alike: dict[str, list[int]] = {}  # requests with the same settings
         for n, request in enumerate(requests):
             alike.setdefault(json.dumps(request.args[1], sort_keys=True), []).append(n)
@@ -183,7 +183,7 @@ class IclJaxLM(TemplateLM):
                     answers[n] = answer
                     cut.append(is_cut)
                     self.cache_hook.add_partial("generate_until", requests[n].args, answer)
-        self._tell_cut(cut)
+        self._report_cut(cut)
         return answers
 
     def _generate(
@@ -269,7 +269,7 @@ def _batch_size(given: int | str | None) -> int:
 
 
 def main() -> None:
-    """The harness's own command line; our errors end it as they end our other commands."""
+    """The harness's own command line; our errors end it as they do our other commands."""
     try:
         cli_evaluate()
     except (ConfigError, StageError) as error:

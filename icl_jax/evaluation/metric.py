@@ -32,7 +32,7 @@ class Metric(NamedTuple):
 
     @property
     def items(self) -> int:
-        """How many can be drawn; of a mean those of the others."""
+        """How many can be drawn; for a mean 0."""
         return 0 if self.scores is None else len(self.scores)
 
     @property
@@ -58,13 +58,13 @@ Metrics = dict[str, Metric | None]
 
 
 def by_size(rows: list[dict], losses: list[float], size: str, unit: Unit) -> Metric | None:
-    """Losses by what `size` counts; a text without a token to predict, its loss 0, has none."""
+    """Losses by what `size` counts; a text without a token to predict counts nothing."""
     sizes = np.array([row[size] if row["tokens"] else 0 for row in rows], np.float64)
     return Metric(unit, ratio_of(losses, sizes), np.array(losses), sizes) if sizes.any() else None
 
 
 def split(rows: list[dict], key: str) -> dict[str, list[dict]]:
-    """The rows by what they have under a key."""
+    """The rows by their value of a key."""
     parts: dict[str, list[dict]] = {}
     for row in rows:
         parts.setdefault(row[key], []).append(row)

@@ -6,7 +6,7 @@ Run: python -m icl_jax.evaluation.run --model=FOLDER --tasks=sts,nq_open,glue --
 FOLDER is a run's workdir, WORKDIR/checkpoints/STEP, a Hugging Face folder or one of
 sentence-transformers; it, the folder DATA and FILE.json may be URLs (gs://...). FILE.json gets the
 results, FILE.md the same for people, and FILE/TASK/outputs.jsonl one line for each question, pair
-or document, from which every number is computed. Killed anywhere, the same command goes on.
+or document, from which every number is computed. If it is killed, the same command continues.
 """
 
 from collections.abc import Sequence
@@ -67,7 +67,7 @@ def main(argv: Sequence[str]) -> None:
     except (ConfigError, StageError) as error:
         stop(str(error))
     except KeyboardInterrupt:
-        print("\nstopped; the same command goes on from what was finished", file=sys.stderr)
+        print("\nstopped; the same command continues from what was finished", file=sys.stderr)
         sys.exit(130)
 
 

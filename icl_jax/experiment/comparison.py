@@ -1,4 +1,4 @@
-"""The stage `evaluate` of an experiment with branches: every one, then all of them compared."""
+"""The stage `evaluate` of an experiment with branches: evaluates each one, then compares them."""
 
 from etils import epath
 
@@ -50,7 +50,7 @@ def evaluate_each(config: ExperimentConfig, workdir: epath.Path) -> dict[str, li
 
 
 def check_trunk(config: ExperimentConfig) -> None:
-    """Stops where the trunk is a model of others that is to be evaluated, and cannot be."""
+    """Stops if the trunk is someone else's model that should be evaluated but cannot be."""
     start = config.training.start_from
     if TRUNK in config.branches.arms and not has_trunk(config) and start:
         try:
@@ -60,11 +60,11 @@ def check_trunk(config: ExperimentConfig) -> None:
 
 
 def _require_trained(config: ExperimentConfig, workdir: epath.Path, models: list[Branch]) -> None:
-    """All before the first is evaluated: what stopped half-way must not be compared."""
+    """Checks all of them before the first is evaluated: unfinished runs must not be compared."""
     for model in models:
         if model.arm != TRUNK:
             require_trained(model.config, model.workdir)
-        elif has_trunk(config) and last_step(workdir) is not None:  # else it is a model of others
+        elif has_trunk(config) and last_step(workdir) is not None:  # else it is not ours
             require_trained(trunk_config(config), workdir)
 
 

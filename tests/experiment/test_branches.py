@@ -235,7 +235,7 @@ def test_the_trunk_itself_is_no_branch(workdir):
 
 def test_branches_without_a_beginning_are_refused(workdir):
     config = change(with_steps(), "training", steps=0, start_from="runs/other")
-    with pytest.raises(ConfigError, match=r"go on from training\.steps, but that is 0"):
+    with pytest.raises(ConfigError, match=r"continue from training\.steps, but that is 0"):
         plan_branches(config, workdir)
     with pytest.raises(ConfigError, match="branches have nothing to begin with"):
         plan_branches(change(with_epochs(), "training", start_from=""), workdir)

@@ -184,7 +184,10 @@ def test_the_model_of_a_run_is_exported_into_a_bucket_once(gcs, run, monkeypatch
     for name, value in flags.items():
         monkeypatch.setattr(export, name, SimpleNamespace(value=value))
     export.main([])
-    assert gcs.names("gs://bucket/exported") == ["config.json", "model.safetensors"]
+    assert gcs.names("gs://bucket/exported") == [
+        "config.json", "model.safetensors", "special_ids.json", "tokenizer.json",
+        "tokenizer_config.json",
+    ]  # fmt: skip
     folder = mirror.fetched("gs://bucket/exported")
     assert huggingface.read_config(folder).vocab_size == small.SIZES["vocab_size"]
     with pytest.raises(SystemExit, match="error: gs://bucket/exported already holds a model"):

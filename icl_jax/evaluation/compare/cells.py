@@ -47,7 +47,7 @@ def make_cells(
 
 
 def _draw(seed: Metrics, names: list[str], resamples: int, progress) -> dict[str, np.ndarray]:
-    """The values of one evaluation's metrics on resamples; parts of a mean are drawn apart."""
+    """The values of one evaluation's metrics on resamples; parts of a mean are drawn separately."""
     drawn = {}
     for number, name in enumerate(names):
         metric = seed[name]
@@ -85,7 +85,7 @@ def _cell(name: str, seeds: list[Metrics], drawn: np.ndarray) -> dict:
 
 
 def _interval(unit: Unit, drawn: np.ndarray, by_item: np.ndarray, lowest: float) -> list[float]:
-    """By the resamples; exact for shares (or their differences) that are alike for all items."""
+    """From the resamples; exact for shares (or their differences) that are equal for all items."""
     if unit == SHARE and bootstrap.are_alike(by_item):
         return bootstrap.alike_interval(float(by_item[0]), len(by_item), lowest, 1.0)
     return bootstrap.interval(drawn)
@@ -107,7 +107,7 @@ def _test(
 
 
 def _by_item(name: str, seeds: list[Metrics]) -> np.ndarray:
-    """Of each item the score, the mean over seeds; of a mean those of all its parts."""
+    """The score of each item, the mean over seeds; for a mean the scores of all its parts."""
     parts = seeds[0][name].mean_of or (name,)
     scores = [np.mean([seed[part].scores for seed in seeds], axis=0) for part in parts]
     return np.concatenate(scores)
@@ -120,17 +120,17 @@ def _finite(drawn: np.ndarray) -> np.ndarray:
 def p_over_seeds(first: Sequence[float], second: Sequence[float]) -> float | None:
     """Two-sided p-value of Welch's t-test of the values of two arms' seeds.
 
-    None where an arm has one seed, or where the seeds of each arm are all equal: how far seeds
-    scatter is then unknown.
+    None if an arm has one seed, or if the seeds of each arm are all equal: the spread of seeds is
+    then unknown.
     """
     if min(len(first), len(second)) < 2 or max(np.ptp(first), np.ptp(second)) <= ROUNDING:
         return None
-    told = [f(values) for values in (first, second) for f in (np.mean, _deviation, len)]
-    return float(stats.ttest_ind_from_stats(*told, equal_var=False).pvalue)
+    moments = [f(values) for values in (first, second) for f in (np.mean, _deviation, len)]
+    return float(stats.ttest_ind_from_stats(*moments, equal_var=False).pvalue)
 
 
 def judge(cells: list[dict], reference: str) -> None:
-    """Adds the p-values that take all comparisons into account, whether it is real, and a word."""
+    """Adds p-values adjusted for all comparisons, and whether each difference is significant."""
     tested = [cell for cell in cells if cell["p"] is not None]
     of_reference = {_key(cell): cell for cell in cells if cell["arm"] == reference}
     for cell, p_holm in zip(tested, holm([cell["p"] for cell in tested]), strict=True):
@@ -150,12 +150,12 @@ def _verdict(cell: dict, reference: dict) -> tuple[bool, str]:
         tested = "over items and seeds"
     if cell["p_holm"] < LEVEL:
         if single or over_seeds:
-            return True, f"{side}, real at {LEVEL} {tested}"
+            return True, f"{side}, significant at {LEVEL} {tested}"
         equal = " (they are equal)" if cell["p_seeds"] is None else ""
-        return False, f"{side} on these seeds, not shown over seeds{equal}"
+        return False, f"{side} on these seeds, not significant over seeds{equal}"
     if cell["p"] < LEVEL and (single or over_seeds):
-        return False, f"{side} at {LEVEL} {tested} by itself, not among all"
-    return False, "not shown"
+        return False, f"{side}, significant at {LEVEL} {tested} only before Holm's adjustment"
+    return False, "not significant"
 
 
 def _key(cell: dict) -> tuple[str, str]:

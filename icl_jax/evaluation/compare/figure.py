@@ -21,7 +21,7 @@ _STYLE = {
 def draw_figure(comparison: dict, file: Path, kind: str) -> None:
     """Writes a `png` or `svg`: values with 95% intervals, seeds as small dots.
 
-    A filled point is an arm whose difference to the reference is called real.
+    A filled point is an arm whose difference to the reference is significant.
     """
     arms, reference = comparison["arms"], comparison["reference"]
     panels = [(task, name) for task, cells in arms[reference].items() for name in cells]
@@ -39,7 +39,8 @@ def draw_figure(comparison: dict, file: Path, kind: str) -> None:
         axes[0, 0].set_ylim(len(arms) - 0.5, -0.5)  # the first arm at the top
         figure.supxlabel(
             "points and bars: value and 95% interval over items; small dots: seeds; dotted line: "
-            f"{reference}.\nFilled: the difference to it is real at {LEVEL} over items (Holm);\n"
+            f"{reference}.\n"
+            f"Filled: the difference to it is significant at {LEVEL} over items (Holm);\n"
             "where both arms have several seeds, also over seeds (Welch)",
             fontsize=7,
         )

@@ -1,4 +1,4 @@
-"""Reads evaluations that are to be compared, and stops where they are not of the same items."""
+"""Reads the evaluations to be compared, and stops if they are not of the same items."""
 
 import json
 from typing import NamedTuple
@@ -18,7 +18,7 @@ _SHOWN = 3  # differences in one message
 
 
 class Evaluation(NamedTuple):
-    """What one evaluated model left on the disk, or in a bucket."""
+    """The files of one evaluated model, on disk or in a bucket."""
 
     folder: epath.Path
     tasks: tuple[str, ...]
@@ -59,8 +59,7 @@ def open_evaluation(path: epath.Path) -> Evaluation:
     unfinished = [task for task in tasks if read_results(folder / task) is None]
     if unfinished:
         raise StageError(
-            f"the evaluation {folder} is not finished ({', '.join(unfinished)}); give its command "
-            "again"
+            f"the evaluation {folder} is not finished ({', '.join(unfinished)}); rerun its command"
         )
     models = [read_inputs(folder / task)["model"] for task in tasks]
     for task, model in zip(tasks, models, strict=True):
@@ -92,7 +91,7 @@ def read_metrics(
 def find_common(
     metrics: dict[str, list[Metrics]], reference: str
 ) -> tuple[list[str], list[dict], list[str]]:
-    """The metrics that can be compared; those that cannot, with the reason; and what to note."""
+    """The metrics that can be compared; those that cannot, with the reason; and notes."""
     common, left_out, shares = [], [], {}
     for name in dict.fromkeys(n for seeds in metrics.values() for seed in seeds for n in seed):
         found = {arm: [seed.get(name) for seed in seeds] for arm, seeds in metrics.items()}
@@ -117,8 +116,8 @@ def find_common(
     if not shares:
         return common, left_out, []
     note = (
-        f"{'; '.join(shares)}: not quite the same text in all arms, for their tokens differ and a "
-        "GPT does not predict the first token of a text. In all, its length differs by up to "
+        f"{'; '.join(shares)}: not exactly the same text in all arms, because their tokens differ "
+        "and a GPT does not predict the first token of a text; its total length differs by up to "
         f"{max(shares.values()):.1%}."
     )
     return common, left_out, [note]
@@ -127,14 +126,14 @@ def find_common(
 def _count_updates(evaluation: Evaluation) -> int | None:
     """Those since the checkpoint that the run began with; None: unknown, or nothing was trained.
 
-    Known of RUN/evaluation/STEP, where a run is evaluated unless it is told otherwise.
+    They are known for RUN/evaluation/STEP, where a run is evaluated by default.
     """
     step, record = evaluation.folder.name, evaluation.folder.parent.parent / "config.json"
     if evaluation.folder.parent.name != "evaluation" or not step.isdigit() or not record.exists():
         return None
     held = json.loads(read_text(record))
-    goes_on = held["config"]["training"]["start_with"] == "everything"
-    begin = (held.get("start") or {}).get("step", 0) if goes_on else 0
+    continues = held["config"]["training"]["start_with"] == "everything"
+    begin = (held.get("start") or {}).get("step", 0) if continues else 0
     return int(step) - begin
 
 
@@ -177,6 +176,6 @@ def _check_items(
     else:
         return
     raise StageError(
-        f"{folder} cannot be compared with {first}, for its items are others ({wrong}); evaluate "
+        f"{folder} cannot be compared with {first}, because its items differ ({wrong}); evaluate "
         "both models on the same data; where an item has tokens, with the same tokenizer"
     )

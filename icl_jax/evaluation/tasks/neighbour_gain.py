@@ -1,10 +1,10 @@
 """Neighbour gain: how much easier a sentence is after its neighbours than after random sentences.
 
-The groups of a design say which sentences are neighbours, and which were dealt at random, as many
-and as long. Of each query the same tokens are asked for three times: alone, after its neighbours
-(the nearest directly before it), and after the random ones. All is tokenised anew, so that any
+The groups of a design give the neighbours of a sentence, and as many random sentences of the same
+length. The model predicts the tokens of each query three times: alone, after its neighbours (the
+nearest directly before it), and after the random sentences. All text is tokenised again, so any
 model can be asked, also one that was trained on something else. A query that leaves no room for a
-context in the model's positions says nothing and is not asked for.
+context in the model's positions says nothing and is skipped.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -22,7 +22,7 @@ from icl_jax.config import ConfigError, EvaluationConfig, StageError
 from icl_jax.design.folders import DesignFolders
 from icl_jax.design.groups import Groups
 from icl_jax.design.sentences import Sentences
-from icl_jax.evaluation.bootstrap import ratio_interval, show_interval, tell_few_items
+from icl_jax.evaluation.bootstrap import note_few_items, ratio_interval, show_interval
 from icl_jax.evaluation.likelihood import Likelihood
 from icl_jax.evaluation.metric import Metrics, Unit, by_size
 from icl_jax.evaluation.task import Task
@@ -42,7 +42,7 @@ GAIN = Unit("nats gained per token", 4, by_token=True)
 
 
 class Query(NamedTuple):
-    """A sentence, and those that stand before it on two of the sides; the nearest first."""
+    """A sentence, and those before it on two of the sides; the nearest first."""
 
     id: int
     neighbours: tuple[int, ...]
@@ -101,7 +101,7 @@ class NeighbourGain(Task):
             done = n
         progress(len(items) - done)
         if not np.all(np.isfinite(sums)):
-            raise StageError("the model gives no finite loss to some queries; look at its weights")
+            raise StageError("the loss of some queries is not finite; check the model's weights")
         sides = (dict(zip(SIDES, map(float, row), strict=True)) for row in sums)
         return [row | own for row, own in zip(rows, sides, strict=True)]
 
@@ -126,7 +126,7 @@ class NeighbourGain(Task):
             "random_ids": query.random,
             "tokens": 0,  # asked for on each side
             "has_room": True,  # for a context; without it nothing is asked for
-            "neighbours_cut": 0,  # tokens left out on the left, for want of positions
+            "neighbours_cut": 0,  # tokens cut on the left, for lack of positions
             "random_cut": 0,
         }
 
@@ -180,19 +180,19 @@ class NeighbourGain(Task):
                 "neighbour_gain: no query with room for a context has a second token to ask for; "
                 "choose a design of longer sentences"
             )
-        told: dict = {"queries": len(rows), "queries_without_room": without_room}
-        told["tokens"] = sum(row["tokens"] for row in rows)
+        numbers: dict = {"queries": len(rows), "queries_without_room": without_room}
+        numbers["tokens"] = sum(row["tokens"] for row in rows)
         for side in SIDES:
-            told[f"loss_{side}"] = self._mean([row[side] for row in rows], rows)[0]
+            numbers[f"loss_{side}"] = self._mean([row[side] for row in rows], rows)[0]
         for name, (before, after) in GAINS.items():
             gains = [row[before] - row[after] for row in rows]
-            told[name], told[f"{name}_interval95"] = self._mean(gains, rows)
-            told[f"{name}_share"] = float(np.mean(np.array(gains) > 0))
+            numbers[name], numbers[f"{name}_interval95"] = self._mean(gains, rows)
+            numbers[f"{name}_share"] = float(np.mean(np.array(gains) > 0))
         for name in ("neighbours_cut", "random_cut"):
-            told[name] = sum(row[name] > 0 for row in rows)
-        told["mean_neighbours"] = float(np.mean([row["neighbours"] for row in rows]))
+            numbers[name] = sum(row[name] > 0 for row in rows)
+        numbers["mean_neighbours"] = float(np.mean([row["neighbours"] for row in rows]))
         design = self._config.neighbour_gain.design or "the run's own, which it may have trained on"
-        return told | {
+        return numbers | {
             "separator": self.separator, "kind": self.inputs["kind"], "design": design
         }  # fmt: skip
 
@@ -212,10 +212,10 @@ class NeighbourGain(Task):
             "| what is gained by | nats a token | 95% interval | queries that gain |",
             "|---|---|---|---|",
         ]
-        told = {"gain_neighbours": "neighbours, against alone",
+        labels = {"gain_neighbours": "neighbours, against alone",
                 "gain_random": "random sentences, against alone",
                 "neighbour_gain": "neighbours, against random sentences"}  # fmt: skip
-        for name, words in told.items():
+        for name, words in labels.items():
             ends = show_interval(results[f"{name}_interval95"], "{:+.4f}".format)
             lines.append(
                 f"| {words} | {results[name]:+.4f} | {ends} | "
@@ -230,9 +230,9 @@ class NeighbourGain(Task):
         )
         if results["queries_without_room"]:
             lines.append(
-                f"{results['queries_without_room']:,} queries without room for a context left out."
+                f"{results['queries_without_room']:,} queries without room for a context skipped."
             )
-        lines += tell_few_items(results["queries"])
+        lines += note_few_items(results["queries"])
         return "\n".join(lines)
 
     @staticmethod
@@ -302,7 +302,7 @@ def _separator(model: ModelAt) -> tuple[str, np.ndarray]:
     id = model.tokenizer.separator_id
     if id < model.config.vocab_size:
         return model.tokenizer.library.id_to_token(id), np.array([id], np.int32)
-    return "a new line, for the model has no separator", model.tokenizer.encode("\n")
+    return "a new line, because the model has no separator", model.tokenizer.encode("\n")
 
 
 def _checksum(queries: list[Query]) -> str:

@@ -1,4 +1,4 @@
-"""The figure of a report: what each arm came to, one panel for each task."""
+"""The figure of a report: the result of each arm, one panel for each task."""
 
 from pathlib import Path
 
@@ -36,7 +36,7 @@ _STYLE = {
 
 
 def draw_report(comparison: dict, file: Path, kind: str) -> None:
-    """Writes a `png` or `svg`: of each task the main metric, with 95% intervals over items."""
+    """Writes a `png` or `svg`: the main metric of each task, with 95% intervals over items."""
     arms, shown = list(comparison["arms"]), headlines(comparison)[:_PANELS]
     columns = min(_COLUMNS, len(shown))
     rows = -(-len(shown) // columns)
@@ -84,7 +84,7 @@ def _draw_panel(axis, comparison: dict, headline: Headline) -> None:
 
 
 def _draw_arm(axis, place: int, cell: dict, scale: float, is_reference: bool) -> None:
-    """A bar; a point for a loss, whose 0 says nothing."""
+    """A bar; a point for a loss, where 0 means nothing."""
     colour, value = _REFERENCE if is_reference else _OTHERS, cell["value"] * scale
     ends = [end * scale for end in cell["interval95"]]
     for line, width in (("white", 3.0), (_INK, 1.2)):  # with an edge that shows on a dark bar

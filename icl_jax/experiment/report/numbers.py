@@ -1,4 +1,4 @@
-"""The main numbers of a comparison: which of each task, and how each is written."""
+"""The main numbers of a comparison: which ones each task has, and how they are written."""
 
 import re
 from typing import NamedTuple
@@ -72,7 +72,7 @@ def _key(headline: Headline, metric: str) -> str:
 
 
 def count_right(cell: dict) -> int | float:
-    """How many items are right; of several seeds the mean."""
+    """How many items are right; the mean of several seeds."""
     seeds = len(cell["seeds"])
     right = round(cell["right"] * seeds)
     return right if seeds == 1 else right / seeds

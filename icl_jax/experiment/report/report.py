@@ -30,7 +30,7 @@ def write_report(comparison: dict, workdir: epath.Path) -> None:
             draw_report(comparison, partial, kind)
     with beside(workdir / "comparison.md") as partial:
         partial.write_text(
-            f"# What the arms came to\n\n{text}\n\n![The arms compared](comparison.png)\n\n"
+            f"# Results by arm\n\n{text}\n\n![The arms compared](comparison.png)\n\n"
             "All metrics and tests: [comparison/comparison.md](comparison/comparison.md)\n"
         )
     write_json(workdir / "comparison.json", make_numbers(comparison))
@@ -44,7 +44,7 @@ def make_text(comparison: dict, workdir: epath.Path) -> str:
 
 
 def make_findings(comparison: dict, heading: str = "##") -> str:
-    """Of each task a table and what it shows; before them, whether the arms are comparable."""
+    """A table for each task and what it shows; before them a warning if arms are not comparable."""
     found, parts = headlines(comparison), list(filter(None, [warn_of_updates(comparison)]))
     for headline in found:
         parts += [f"{heading} {headline.task}"] if len(found) > 1 else []
@@ -84,7 +84,7 @@ def _pad(row: list[str], widths: list[int]) -> str:
 
 
 def _note(comparison: dict, headline: Headline) -> str:
-    """What the columns are, and how far they reach."""
+    """What the columns are, and what they cover."""
     metric = main_metric(comparison, headline)
     cells = {arm: tasks[headline.task][metric] for arm, tasks in comparison["arms"].items()}
     cell = cells[comparison["reference"]]
@@ -94,7 +94,7 @@ def _note(comparison: dict, headline: Headline) -> str:
         f"Interval and p ({' or '.join(tests)}, not adjusted): {show_metric(metric)}{unit} on the "
         f"same {cell['items']:,} {headline.kind.unit}, {cell['better']} is better. {_seeds(cells)}"
     )
-    few = f" Of {cell['items']} {headline.kind.unit} alone, intervals are too narrow."
+    few = f" With only {cell['items']} {headline.kind.unit}, intervals are too narrow."
     return note + few * (cell["items"] < FEW_ITEMS)
 
 
@@ -102,6 +102,6 @@ def _seeds(cells: dict[str, dict]) -> str:
     counts = {arm: len(cell["seeds"]) for arm, cell in cells.items()}
     most = max(counts.values())
     if most == 1:
-        return "1 seed of each arm: another training may end otherwise."
+        return "1 seed per arm: results may differ with another seed."
     fewer = "".join(f"; {arm}: {n}" for arm, n in counts.items() if n < most)
     return f"Means of {most} seeds{fewer}."

@@ -1,4 +1,4 @@
-"""What a comparison shows, said in sentences: computed from its numbers, whatever they are."""
+"""What a comparison shows, in sentences that are computed from its numbers."""
 
 from etils import epath
 
@@ -15,7 +15,7 @@ from icl_jax.files.step_folder import absolute
 
 
 def say_what_was_seen(comparison: dict, headline: Headline) -> str:
-    """One sentence: the values of the arms that matter, and which differences are real."""
+    """One sentence: the values of the arms that matter, and which differences are significant."""
     reference, metric = comparison["reference"], main_metric(comparison, headline)
     cells = {arm: tasks[headline.task][metric] for arm, tasks in comparison["arms"].items()}
     found: dict[str, list[str]] = {"behind": [], "ahead": [], "on these seeds": [], "unclear": []}
@@ -69,25 +69,27 @@ def _values(cells: dict[str, dict], reference: str, headline: Headline, metric: 
 
 
 def _outcome(cell: dict) -> str:
-    """Where an arm stands to the reference."""
+    """Where an arm stands against the reference."""
     if cell["real"]:
         return "ahead" if (cell["difference"] > 0) == (cell["better"] == "higher") else "behind"
     return "on these seeds" if cell["p_holm"] < LEVEL else "unclear"
 
 
 def _judge(outcome: str, arms: str, cells: list[dict], items: str) -> str:
-    """What can be said of these arms' differences to the reference."""
+    """What can be said about the differences of these arms to the reference."""
     ps = [cell["p_holm"] for cell in cells]
     over_seeds = [cell["p_seeds"] for cell in cells if cell["p_seeds"] is not None]
     largest, smallest = ("largest ", "smallest ") if len(cells) > 1 else ("", "")
     if outcome == "unclear":
         arms = arms.replace("every other", "any other")
-        return f"a difference to {arms} is not shown ({smallest}adjusted p {show_p(min(ps))})"
-    if outcome == "on these seeds":
-        why = (
-            f"{smallest}p {show_p(min(over_seeds))}" if over_seeds else "those of an arm are equal"
+        return (
+            f"the difference to {arms} is not significant ({smallest}adjusted p {show_p(min(ps))})"
         )
-        return f"the difference to {arms} is seen on these {items}, but not over seeds ({why})"
+    if outcome == "on these seeds":
+        why = f"{smallest}p {show_p(min(over_seeds))}" if over_seeds else "an arm's seeds are equal"
+        return (
+            f"the difference to {arms} is significant on these {items}, but not over seeds ({why})"
+        )
     tested, p = f"on these {items}", f"{largest}adjusted p {show_p(max(ps))}"
     if len(over_seeds) == len(cells):
         tested, p = (
@@ -95,9 +97,9 @@ def _judge(outcome: str, arms: str, cells: list[dict], items: str) -> str:
             f"{p}; over seeds {largest}p {show_p(max(over_seeds))}",
         )
     if outcome == "behind":
-        return f"its lead over {arms} is real {tested} ({p})"
+        return f"its lead over {arms} is significant {tested} ({p})"
     verb = "are" if " and " in arms else "is"
-    return f"{arms} {verb} better than it, and that is real {tested} ({p})"
+    return f"{arms} {verb} significantly better {tested} ({p})"
 
 
 def _join(words: list[str]) -> str:

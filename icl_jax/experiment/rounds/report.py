@@ -1,4 +1,4 @@
-"""What the rounds of an experiment came to: one table, one figure, and the numbers."""
+"""The results of the rounds of an experiment: one table, one figure, and the numbers."""
 
 import json
 
@@ -38,7 +38,7 @@ def report_rounds(workdir: epath.Path, count: int) -> None:
 
 
 def show_rounds(workdir: epath.Path, count: int) -> None:
-    """Prints what `report_rounds` found, which is made anew only where it is not there."""
+    """Prints what `report_rounds` found, which is made again only if it is missing."""
     path = workdir / "rounds"
     summary = path.with_suffix(".json")
     if not summary.exists() or len(json.loads(read_text(summary))["rounds"]) != count:
@@ -80,11 +80,11 @@ def make_table(rounds: list[dict], between: dict | None) -> str:
 
 
 def make_summary(rounds: list[dict], between: dict | None) -> dict:
-    """The same for programs: of each round its neighbours and arm -> numbers."""
-    told = ("round", "workdir", "encoder", "min_similarity", "queries", "queries_with_neighbours",
+    """The same for programs: the neighbours of each round, and arm -> numbers."""
+    names = ("round", "workdir", "encoder", "min_similarity", "queries", "queries_with_neighbours",
             "mean_neighbours", "overlap")  # fmt: skip
     summary = [
-        {name: found[name] for name in told} | {"arms": make_numbers(found["comparison"])}
+        {name: found[name] for name in names} | {"arms": make_numbers(found["comparison"])}
         for found in rounds
     ]
     return {
@@ -95,7 +95,7 @@ def make_summary(rounds: list[dict], between: dict | None) -> dict:
 
 
 def _read(workdir: epath.Path, number: int) -> dict:
-    """What a complete round says of itself, with the comparison of its arms."""
+    """The record of a complete round, with the comparison of its arms."""
     found = json.loads(read_text(round_folder(workdir, number) / "round.json"))
     file = epath.Path(found["workdir"]) / "comparison" / "comparison.json"
     return found | {"comparison": json.loads(read_text(file))}
@@ -132,10 +132,10 @@ def _share_without(found: dict) -> str:
 def _note(rounds: list[dict]) -> str:
     seeds = len(next(iter(rounds[0]["comparison"]["evaluations"].values())))
     return (
-        "In brackets the 95% interval over items; p is two-sided, over the same items, and not "
-        f"adjusted. {UNCHANGED}: as long as the reference and from the same model, with the "
-        "examples of the round before. All arms of a round go on from the reference of the round "
-        f"before{', seed 0 of ' + str(seeds) if seeds > 1 else ''}."
+        "In brackets: the 95% interval over items; p is two-sided, over the same items, and not "
+        f"adjusted. {UNCHANGED}: trained as long as the reference and from the same model, with "
+        "the examples of the previous round. All arms of a round continue from the reference of "
+        f"the previous round{', seed 0 of ' + str(seeds) if seeds > 1 else ''}."
     )
 
 

@@ -1,8 +1,8 @@
 """What a later round needs before its design: its encoder, its sentences, and its threshold.
 
-A cosine means something else with every encoder: the vectors of a language model all point much
-the same way. So a later round does not take over the threshold of round 1, but its number: with the
-threshold that is chosen here, sentences have as many neighbours on average as they had there.
+A cosine means something different with every encoder: the vectors of a language model all point in
+nearly the same direction. So a later round does not reuse the threshold of round 1 but its number
+of neighbours: with the threshold chosen here, sentences have as many on average as in round 1.
 """
 
 import dataclasses
@@ -38,7 +38,7 @@ _DIGITS = 6  # of the threshold
 
 
 def export_encoder(run: str, to: epath.Path, config: ExperimentConfig) -> None:
-    """Writes the model of a run as a model folder with its tokenizer; as it was evaluated."""
+    """Writes the model of a run, as it was evaluated, as a model folder with its tokenizer."""
     model = model_at(run, config.evaluation.tokenizer, config.evaluation.ema)
     folder = mirror.local_folder(to)
     step = StepFolder(folder, model.identity)
@@ -52,18 +52,18 @@ def export_encoder(run: str, to: epath.Path, config: ExperimentConfig) -> None:
 
 
 def share_steps(first: epath.Path, own: epath.Path) -> None:
-    """The steps of the design of `first` that no encoder changes become those of `own` too.
+    """Gives `own` the steps of the design of `first` that do not depend on the encoder.
 
-    By a link on a disk; in a bucket, which has none, by a copy that the bucket makes.
+    By links on a disk; in a bucket, which has none, by copies that the bucket makes.
     """
     folders, to = DesignFolders(first), own / "design"
     signatures = SearchFolders(folders.neighbours).signatures.parent
-    anew = {*made_from(folders.encoder, folders)} - {signatures}
+    remade = {*made_from(folders.encoder, folders)} - {signatures}
     steps = [*folders.path.iterdir(), *folders.groups.iterdir(), *folders.arms.iterdir()]
     for step in sorted(steps):
         complete = step == signatures or (step / "results.json").exists()
         name = step.relative_to(folders.path)
-        if not complete or step in anew:
+        if not complete or step in remade:
             continue
         if is_remote(own):
             mirror.copy(f"{first}/design/{name}", f"{to}/{name}")
@@ -75,7 +75,7 @@ def share_steps(first: epath.Path, own: epath.Path) -> None:
 def find_threshold(config: ExperimentConfig, workdir: epath.Path, wanted: float) -> float:
     """The cosine above which sentences have `wanted` neighbours on average, from a sample.
 
-    Sentences are embedded and indexed for it as the design will find them.
+    Sentences are embedded and indexed for it, where the design will find them.
     """
     search = _open_search(config, workdir)
     rules = dataclasses.asdict(config.design.search)
@@ -98,12 +98,12 @@ def find_threshold(config: ExperimentConfig, workdir: epath.Path, wanted: float)
 
 
 def threshold_folder(workdir: epath.Path) -> epath.Path:
-    """Where a round keeps the threshold that was found for it."""
+    """Where a round keeps its threshold."""
     return workdir / "threshold"
 
 
 def choose_threshold(similarities: np.ndarray, wanted: float) -> float:
-    """Between two cosines: `wanted` of each row are above it on average; -1 if that takes all.
+    """Between two cosines: on average `wanted` of each row are above it; -1 if all are needed.
 
     A row has the cosines of one query, -inf where there is none.
     """
@@ -116,10 +116,10 @@ def choose_threshold(similarities: np.ndarray, wanted: float) -> float:
 
 
 def compare_neighbours(before: Neighbours, now: Neighbours) -> dict:
-    """What `now` has left of the neighbours of `before`.
+    """How much of the neighbours of `before` remains in `now`.
 
-    `kept`: of a query's neighbours the share that it still has; `same_nearest`: the share of
-    queries whose nearest is the same. Both are over the queries that had neighbours, None of none.
+    `kept`: the share of a query's neighbours that it still has; `same_nearest`: the share of
+    queries whose nearest is the same. Both are over the queries that had neighbours, None if none.
     """
     if not np.array_equal(before.starts, now.starts):
         raise StageError(
@@ -146,7 +146,7 @@ def compare_neighbours(before: Neighbours, now: Neighbours) -> dict:
 
 
 def _sample(search: Search, seed: int) -> np.ndarray:
-    """The cosines of the neighbours of random queries, whatever they are."""
+    """The cosines of the neighbours of random queries, without a threshold."""
     count = len(search.query_vectors)
     drawn = np.random.RandomState([seed, 4]).permutation(count)[:_SAMPLE]
     return search.nearest(np.sort(drawn), -np.inf).similarities
@@ -186,12 +186,12 @@ def _lists(neighbours: Neighbours, shard: int) -> tuple[np.ndarray, np.ndarray]:
 
 
 def _pairs(sizes: np.ndarray, ids: np.ndarray) -> np.ndarray:
-    """(2, n): of every neighbour its query, and one number for both."""
+    """(2, n): the query of every neighbour, and one number for both."""
     query = np.repeat(np.arange(len(sizes)), sizes)
     return np.stack([query, (query << 40) | ids])  # 40 bits: a million million sentences
 
 
 def _nearest(sizes: np.ndarray, ids: np.ndarray) -> np.ndarray:
-    """Of each query the first neighbour; -1: none."""
+    """The first neighbour of each query; -1: none."""
     first = np.cumsum(sizes) - sizes
     return np.where(sizes > 0, np.append(ids, -1)[np.minimum(first, len(ids))], -1)

@@ -12,7 +12,7 @@ from jax.sharding import Mesh
 import numpy as np
 
 from icl_jax.config import ConfigError, EvaluationConfig, ModelConfig, StageError
-from icl_jax.evaluation.bootstrap import share_interval, show_interval, tell_few_items
+from icl_jax.evaluation.bootstrap import note_few_items, share_interval, show_interval
 from icl_jax.evaluation.likelihood import Likelihood
 from icl_jax.evaluation.metric import Metrics, share_of_right, split
 from icl_jax.evaluation.tables import describe_source, named_sources
@@ -21,8 +21,8 @@ from icl_jax.evaluation.tasks.glue.pairs import Pair, find_pairs, read_pairs
 from icl_jax.evaluation.tasks.glue.templates import Template, read_templates
 from icl_jax.training.model_at import ModelAt
 
-# Scores that differ by less than this share of the best are equal: so much may come from the place
-# of a text in a batch and from the CPU (float32: up to 5e-7 with 4 layers of width 256).
+# Scores that differ by less than this share of the best are equal: the position of a text in a
+# batch and the CPU can change that much (float32: up to 5e-7 with 4 layers of width 256).
 TIE = 1e-6
 
 
@@ -106,18 +106,18 @@ class GlueZeroShot(Task):
 
     def _results(self, rows: list[dict]) -> dict:
         template = self._templates[rows[0]["task"]]
-        told: dict = {"pairs": len(rows)}
+        numbers: dict = {"pairs": len(rows)}
         for end in ("", "_normalised"):
             right = [row[f"prediction{end}"] == row["label"] for row in rows]
-            told[f"accuracy{end}"] = float(np.mean(right))
-            told[f"accuracy{end}_interval95"] = share_interval(
+            numbers[f"accuracy{end}"] = float(np.mean(right))
+            numbers[f"accuracy{end}_interval95"] = share_interval(
                 right, self._config.resamples, self._config.seed
             )
         gold = Counter(row["label"] for row in rows)
         majority = max(template.labels, key=lambda label: gold[label])
         guessed = Counter(row["prediction"] for row in rows)
         both = Counter((row["label"], row["prediction"]) for row in rows)
-        return told | {
+        return numbers | {
             "majority_label": majority,
             "majority_rate": gold[majority] / len(rows),
             "prediction_rates": {label: guessed[label] / len(rows) for label in template.labels},
@@ -246,7 +246,7 @@ def make_table(results: dict, tasks: Sequence[str]) -> str:
         "",
         f"Accuracy by the likelihood of the {results['score']}, preset {results['preset']}; by "
         "token: divided by its number of tokens.",
-        *tell_few_items(*(results[task]["pairs"] for task in tasks)),
+        *note_few_items(*(results[task]["pairs"] for task in tasks)),
     ]
     for name, words in COUNTED.items():
         counts = {task: results[task][name] for task in tasks}

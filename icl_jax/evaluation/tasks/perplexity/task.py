@@ -2,8 +2,8 @@
 
 A window slides over each text; it predicts the tokens that the one before did not, so that every
 token but the first is predicted exactly once, after at least window - stride others. An encoder
-("masked perplexity", which is not to be compared with a GPT's) is asked for every token once, in 7
-passes with every 7th token behind a mask; it sees what stands on both sides in the window.
+("masked perplexity", which cannot be compared with a GPT's) predicts every token once, in 7 passes
+with every 7th token masked; it sees both sides of it in the window.
 
 Of records, all tokens count by token, as in training (an encoder: those that are no special ones),
 but only the losses of text tokens count by character and by byte.
@@ -20,7 +20,7 @@ import numpy as np
 
 from icl_jax.config import ConfigError, EvaluationConfig, StageError
 from icl_jax.design.folders import PREFIX, arm_folder, is_arm
-from icl_jax.evaluation.bootstrap import ratio_interval, show_interval, tell_few_items
+from icl_jax.evaluation.bootstrap import note_few_items, ratio_interval, show_interval
 from icl_jax.evaluation.likelihood import Likelihood
 from icl_jax.evaluation.metric import Metrics, Unit, by_size, split
 from icl_jax.evaluation.task import Task
@@ -139,8 +139,8 @@ class Perplexity(Task):
         for row in rows:
             if not math.isfinite(row["loss"]):
                 raise StageError(
-                    f"the model gives no finite loss to {row['document']} of {row['source']}; look "
-                    "at its weights"
+                    f"the loss of {row['document']} of {row['source']} is not finite; check the "
+                    "weights of the model"
                 )
         return rows
 
@@ -178,23 +178,28 @@ class Perplexity(Task):
         }
 
     def _results(self, rows: list[dict]) -> dict:
-        told: dict = {"texts": len(rows), "texts_predicted": sum(row["tokens"] > 0 for row in rows)}
-        told |= {name: sum(row[name] for row in rows) for name in ("tokens", "characters", "bytes")}
+        numbers: dict = {
+            "texts": len(rows),
+            "texts_predicted": sum(row["tokens"] > 0 for row in rows),
+        }
+        numbers |= {
+            name: sum(row[name] for row in rows) for name in ("tokens", "characters", "bytes")
+        }
         rows = [row for row in rows if row["tokens"]]  # others would be drawn for nothing
         for name, (above, below, factor) in MEASURES.items():
             losses = [row[above] * factor for row in rows]
             sizes = [row[below] for row in rows]
-            told[name], told[f"{name}_interval95"] = None, None
+            numbers[name], numbers[f"{name}_interval95"] = None, None
             if sum(sizes):
-                told[name] = sum(losses) / sum(sizes)
-                told[f"{name}_interval95"] = ratio_interval(
+                numbers[name] = sum(losses) / sum(sizes)
+                numbers[f"{name}_interval95"] = ratio_interval(
                     losses, sizes, self._config.resamples, self._config.seed
                 )
         name = self.kind.replace(" ", "_")
-        told[name] = _exp(told["nats_per_token"])
-        ends = told["nats_per_token_interval95"]
-        told[f"{name}_interval95"] = ends and [_exp(end) for end in ends]
-        return told
+        numbers[name] = _exp(numbers["nats_per_token"])
+        ends = numbers["nats_per_token_interval95"]
+        numbers[f"{name}_interval95"] = ends and [_exp(end) for end in ends]
+        return numbers
 
     def table(self, results: dict) -> str:
         """One line for each source."""
@@ -217,7 +222,7 @@ class Perplexity(Task):
             f"{results['bad_documents']} documents could not be read. A {kind} is by token: "
             "compare models with another tokenizer by character or by byte."
         )
-        lines += tell_few_items(*(own["texts_predicted"] for own in shown.values()))
+        lines += note_few_items(*(own["texts_predicted"] for own in shown.values()))
         single = [source for source, own in sources.items() if own["texts"] == 1]
         if single:
             lines.append(f"Only one text: {', '.join(single)}.{_how_to_split(single)}")

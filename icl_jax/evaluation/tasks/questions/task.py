@@ -1,11 +1,11 @@
-"""Closed-book questions: the likeliest continuation of a prompt, scored against the gold answers.
+"""Closed-book questions: the likeliest continuation of a prompt, scored against gold answers.
 
-`exact_match` and `f1` are SQuAD's (question_scores.py), whatever the preset. The preset `harness`
+`exact_match` and `f1` are SQuAD's (scores.py), whatever the preset. The preset `harness`
 adds `harness_exact_match`, by the rules of lm-evaluation-harness's nq_open: the number to compare
-with what that prints without examples, which it draws in another way.
+with its own result without examples (it draws examples in another way).
 
-An answer is the first sentence that is said: a model trained on sentences with separators between
-them often begins with a separator, and says another sentence after the next.
+An answer is the first sentence that is generated: a model trained on sentences with separators
+between them often begins with a separator, and generates another sentence after the next.
 """
 
 from collections.abc import Callable, Sequence
@@ -15,7 +15,7 @@ from jax.sharding import Mesh
 import numpy as np
 
 from icl_jax.config import ConfigError, EvaluationConfig, GPTConfig, ModelConfig
-from icl_jax.evaluation.bootstrap import mean_of, share_interval, show_interval, tell_few_items
+from icl_jax.evaluation.bootstrap import mean_of, note_few_items, share_interval, show_interval
 from icl_jax.evaluation.generation.generate import Generator
 from icl_jax.evaluation.metric import SHARE, Metric, Metrics, share_of_right
 from icl_jax.evaluation.tables import describe_source
@@ -100,7 +100,7 @@ class NaturalQuestions(Task):
         return ended or any(end in text for end in self.prompts.form.stop)
 
     def score(self, output: str, golds: Sequence[str]) -> dict:
-        """The answer in what was said, and its scores."""
+        """The answer in a generated text, and its scores."""
         answer = self.prompts.cut(output)
         scores = {
             "answer": answer,
@@ -114,12 +114,12 @@ class NaturalQuestions(Task):
     def results(self, rows: list[dict]) -> dict:
         """Shares of 1, with 95% intervals over the questions."""
         resamples, seed = self._config.resamples, self._config.seed
-        told, form = {}, self.prompts.form
+        numbers, form = {}, self.prompts.form
         for name in self._metrics:
             scores = [row[name] for row in rows]
-            told[name] = float(np.mean(scores))
-            told[f"{name}_interval95"] = share_interval(scores, resamples, seed)
-        return told | {
+            numbers[name] = float(np.mean(scores))
+            numbers[f"{name}_interval95"] = share_interval(scores, resamples, seed)
+        return numbers | {
             "correct": sum(row["exact_match"] for row in rows),
             "total": len(rows),
             "empty_answers": sum(not row["answer"] for row in rows),
@@ -144,7 +144,7 @@ class NaturalQuestions(Task):
             "exact (Clopper-Pearson) where all score alike.",
             f"Prompt: {results['template']!r} ({results['preset']}), {results['shots']} examples; "
             f"an answer ends before {' or '.join(map(repr, results['stop']))}.",
-            *tell_few_items(results["total"]),
+            *note_few_items(results["total"]),
         ]
         if results["prompts_cut"]:
             lines.append(

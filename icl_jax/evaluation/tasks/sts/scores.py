@@ -17,7 +17,7 @@ KINDS = ("spearman", "pearson")
 
 
 def score_sets(sets: Sequence[PairSet], rows: list[dict], resamples: int, seed: int) -> dict:
-    """The results of each set, and their average if all of the seven are there and whole."""
+    """The results of each set, and their average if all seven are complete."""
     results, draws = {}, {}
     for number, held in enumerate(sets):
         own = [row for row in rows if row["task"] == held.name]
@@ -45,7 +45,7 @@ def score_sets(sets: Sequence[PairSet], rows: list[dict], resamples: int, seed: 
 
 
 def correlate(rows: list[dict]) -> dict[str, float | None]:
-    """Both correlations of the rows' cosines and scores; None where one of them never varies."""
+    """Both correlations of the rows' cosines and scores; None if either never varies."""
     cosine, gold = _columns(rows)
     if len(rows) < 2 or np.ptp(cosine) == 0 or np.ptp(gold) == 0:
         return dict.fromkeys(KINDS)
@@ -58,7 +58,7 @@ def correlate(rows: list[dict]) -> dict[str, float | None]:
 
 
 def _score_set(rows: list[dict], whole: bool, has_subsets: bool) -> dict:
-    """Of a set that is not whole only its subsets have results."""
+    """If a set is incomplete, only its subsets have results."""
     parts: dict[str, list[dict]] = {}
     for row in rows:
         if row["subset"]:
@@ -79,7 +79,7 @@ def _columns(rows: list[dict]) -> tuple[np.ndarray, np.ndarray]:
 
 
 def _mean(scores: list[dict], weights: list[int] | None = None) -> dict[str, float | None]:
-    """Of each kind; None if there is nothing to average, or anything is None."""
+    """For each kind; None if there is nothing to average, or anything is None."""
     columns = {kind: [score[kind] for score in scores] for kind in KINDS}
     return {
         kind: float(np.average(column, weights=weights)) if column and None not in column else None
@@ -99,10 +99,10 @@ def _undefined(results: dict) -> list[str]:
 
 
 def make_table(results: dict) -> str:
-    """Correlations x 100 of each set and subset, and in words what they are of."""
+    """Correlations x 100 of each set and subset, with an explanation."""
     sets = {name: found for name, found in results.items() if _is_set(found)}
     lines = [
-        f"Correlation x 100 of cosines with people's scores; vectors: {results['pooling']}.",
+        f"Correlation x 100 of cosines with human scores; vectors: {results['pooling']}.",
         "",
         "| set | pairs | Spearman, all | 95% interval | Spearman, mean | Spearman, wmean "
         "| Pearson, all | Pearson, mean | Pearson, wmean |",
@@ -143,7 +143,7 @@ def _notes(results: dict, sets: dict) -> list[str]:
         notes.append(f"Missing from the data: {', '.join(results['missing'])}.")
     if results["undefined"]:
         notes.append(
-            f"No correlation, for all scores or all cosines are equal: "
+            f"No correlation, because all scores or all cosines are equal: "
             f"{', '.join(results['undefined'])}."
         )
     left_out = [name for name in SUBSETS if name not in sets]
@@ -156,7 +156,7 @@ def _notes(results: dict, sets: dict) -> list[str]:
         )
     unscored = sum(found["unscored"] for found in sets.values())
     if unscored:
-        notes.append(f"Pairs that nobody scored, left out: {unscored:,}.")
+        notes.append(f"Pairs without a score, skipped: {unscored:,}.")
     if results["cut"]:
         notes.append(f"Sentences too long for the model, cut on the right: {results['cut']:,}.")
     sources = dict.fromkeys(found["source"] for found in sets.values() if found["source"])

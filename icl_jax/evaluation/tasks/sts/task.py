@@ -1,4 +1,4 @@
-"""Sentence similarity: how the cosines of sentence vectors go with people's scores, untrained."""
+"""Sentence similarity: how well cosines of sentence vectors correlate with human scores."""
 
 from collections.abc import Callable, Sequence
 
@@ -52,7 +52,7 @@ class Sts(Task):
     def run(
         self, items: Sequence[Pair], first: int, mesh: Mesh, progress: Callable[[int], None]
     ) -> list[dict]:
-        """Pairs with their cosine; `cut` says how many tokens of which sentence did not fit."""
+        """Pairs with their cosine; `cut` says how many tokens of each sentence did not fit."""
         texts = list(dict.fromkeys(t for pair in items for t in (pair.sentence1, pair.sentence2)))
         vectors = self._encode(texts, mesh, _in_pairs(progress, len(texts), len(items)))
         cut = self._recipe.count_cut(texts)
@@ -114,8 +114,8 @@ class Sts(Task):
         wrong = np.flatnonzero(~np.isfinite(vectors).all(axis=1))
         if len(wrong):
             raise StageError(
-                f"{self._model.path} gives a vector that is not finite, of {texts[wrong[0]]!r}; "
-                "are its weights those of a training that diverged?"
+                f"{self._model.path} gives a vector that is not finite for {texts[wrong[0]]!r}; "
+                "did its training diverge?"
             )
         return vectors
 
@@ -125,7 +125,7 @@ def _times_100(statistic: Statistic) -> Statistic:
 
 
 def _cosines(vectors: np.ndarray, ends: list[tuple[int, int]]) -> np.ndarray:
-    """Of each pair of rows; exactly 1 for equal ones, 0 for a text without tokens."""
+    """The cosine of each pair; exactly 1 for equal texts, 0 for one without tokens."""
     squares = np.einsum("nd,nd->n", vectors, vectors)
     first, second = np.array(ends).T
     products = np.einsum("nd,nd->n", vectors[first], vectors[second])
@@ -134,12 +134,12 @@ def _cosines(vectors: np.ndarray, ends: list[tuple[int, int]]) -> np.ndarray:
 
 
 def _in_pairs(progress: Callable[[int], None], texts: int, pairs: int) -> Callable[[int], None]:
-    """Tells of sentences as the share of pairs that they are."""
+    """Reports the progress over sentences as progress over pairs."""
     done = 0
 
-    def tell(count: int) -> None:
+    def report(count: int) -> None:
         nonlocal done
         before, done = done, done + count
         progress(pairs * done // texts - pairs * before // texts)
 
-    return tell
+    return report

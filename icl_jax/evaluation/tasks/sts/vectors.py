@@ -1,4 +1,4 @@
-"""How the model under evaluation makes a sentence's vector, as the user or its own files say."""
+"""How the evaluated model makes the vector of a sentence, as the user or its own files say."""
 
 from tokenizers import Tokenizer, processors
 

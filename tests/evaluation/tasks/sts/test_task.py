@@ -183,7 +183,7 @@ def test_vectors_that_are_not_finite_stop(folders, tmp_path, monkeypatch):
     task = task_of(folders["gpt"], write_pairs(tmp_path, PAIRS))
     encode = "icl_jax.retrieval.encoders.transformer.TransformerEncoder.encode"
     monkeypatch.setattr(encode, lambda self, texts, progress: np.full((len(texts), 3), np.nan))
-    with pytest.raises(StageError, match="gives a vector that is not finite, of '"):
+    with pytest.raises(StageError, match="gives a vector that is not finite for '"):
         task.run(task.items, 0, small.mesh_of(), lambda count: None)
 
 
@@ -302,7 +302,9 @@ def test_scores_that_never_vary_have_no_correlation_and_are_named():
     assert results["STS15"]["all"]["spearman"] is not None
     json.dumps(results, allow_nan=False)
     table = make_table({**results, "pooling": "mean", "cut": 0})
-    assert "No correlation, for all scores or all cosines are equal: STS15/belief, STS-B" in table
+    assert (
+        "No correlation, because all scores or all cosines are equal: STS15/belief, STS-B" in table
+    )
 
 
 @pytest.mark.parametrize(
