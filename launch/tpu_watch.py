@@ -3,6 +3,8 @@
 watch(job, max_restarts=100)
 """
 
+import shlex
+
 from launch.tpu_job import Job, Look
 from launch.tpu_slice import LaunchError, LostError
 
@@ -18,7 +20,7 @@ def watch(job: Job, max_restarts: int) -> None:
         if look.verdict == "complete":
             results = job.logs.removesuffix("/logs")
             job.cloud.say(f"complete on {job.hosts} host(s); {look}")
-            job.cloud.say(f"to fetch it: gcloud storage cp --recursive {results} .")
+            job.cloud.say(f"to fetch it: gcloud storage cp --recursive {shlex.quote(results)} .")
             return
         if look.verdict == "ended":
             raise LaunchError(f"{job.tpu.name}: ended by `stop`; the same command goes on")

@@ -1,6 +1,18 @@
-"""What the checks of config fields have in common: each adds a line to what is wrong."""
+"""The errors that stop a command, and what the checks of config fields have in common."""
 
 MAX_SEED = 2**32 - 1  # of numpy.random.RandomState
+
+
+class ConfigError(ValueError):
+    """A config that cannot work; the message names every wrong field, what it holds and the fix."""
+
+
+class StageError(RuntimeError):
+    """A stage that found what must not be; the run stops with this message."""
+
+
+class StoppedError(Exception):
+    """A signal stopped the training, which was saved: nothing is wrong, but later stages wait."""
 
 
 def require_share(found: list[str], config: object, *names: str, below: bool = False) -> None:

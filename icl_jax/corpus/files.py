@@ -108,7 +108,12 @@ def is_gzip(file: str) -> bool:
 def open_file(file: str) -> io.BufferedIOBase:
     """The bytes of a file, unpacked; a damaged one stops the run where the damage is met."""
     raw = open_to_read(file)
-    return _Gzip(raw, file) if is_gzip(file) else raw
+    if not is_gzip(file):
+        return raw
+    if not raw.peek(1):  # the library would take it for a packed file with nothing in it
+        raw.close()
+        raise DamagedError(file, "at byte 0", "it has no bytes")
+    return _Gzip(raw, file)
 
 
 def read_file(file: str, field: str) -> bytes:

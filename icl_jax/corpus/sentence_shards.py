@@ -38,7 +38,7 @@ class ShardSummary:
 
 def make_shard(
     shard: Shard, config: CorpusConfig, tokenizer: str, fingerprint: str, folder: str, index: int
-) -> ShardSummary:
+) -> None:
     """Reads, splits, tokenises and writes one shard; `tokenizer` is the folder of one."""
     found, bad, sentences, sizes, counts = [], [], [], [], Counter()
     for document in read_documents(shard, config):
@@ -64,7 +64,6 @@ def make_shard(
         checksum=checksum,
     )
     write_json(Path(folder) / _SUMMARY.format(index), dataclasses.asdict(summary))
-    return summary
 
 
 def read_summary(folder: Path, index: int) -> ShardSummary | None:

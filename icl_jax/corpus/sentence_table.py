@@ -240,8 +240,8 @@ def _make_shards(
         for stop in (_FIRST_SHARDS, len(tasks)):
             left = [i for i in range(min(stop, len(tasks))) if summaries[i] is None]
             left_sizes = [sizes[i] for i in left]
-            made = run_shards(make_shard, [tasks[i] for i in left], bar, left_sizes, runner)
-            for i, summary in zip(left, made, strict=True):
-                summaries[i] = summary
+            run_shards(make_shard, [tasks[i] for i in left], bar, left_sizes, runner)
+            for i in left:
+                summaries[i] = read_summary(folder, i)
             check(summaries[:stop], complete=stop >= len(tasks))
     return summaries

@@ -16,6 +16,7 @@ from tokenizers import decoders, models, pre_tokenizers
 
 from icl_jax.config import ConfigError
 from icl_jax.corpus.word_cache import WordCache
+from icl_jax.files.remote import check_files_in
 from icl_jax.files.step_folder import write_json
 
 # One process for each core is busy already; threads of the library would only stand in its way.
@@ -133,6 +134,7 @@ def open_tokenizer(folder: str, fingerprint: str) -> Tokenizer:
 def load(folder: str | Path, separator: str = "") -> Tokenizer:
     """A published tokenizer: `tokenizer.json`, or `vocab.json` and `merges.txt`."""
     folder = Path(folder)
+    check_files_in(folder)
     library = _read_library(folder)
     vocabulary = library.get_vocab(with_added_tokens=True)
     named = _named_tokens(folder)

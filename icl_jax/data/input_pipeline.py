@@ -73,6 +73,11 @@ class Data:
         more = f" (and in {len(found) - 1} more shards)" if len(found) > 1 else ""
         return f"{found[0]}{more}; set vocab_size to that of the tokenizer that made the records"
 
+    @property
+    def plan_version(self) -> int:
+        """Of the rules that arranged the rows: others would give them in another order."""
+        return max(source.plan.version for source in self.sources)
+
     def fingerprint(self) -> str:
         """Changes with the records; not with their folder, nor with how they are read."""
         facts = json.dumps([source.facts() for source in self.sources])
@@ -95,7 +100,7 @@ def open_data(config: DataConfig, batch_size: int, sequence_length: int, seed: i
             sources.append(open_source(name, sequence_length))
             if mixture is not None:
                 sources[-1].make_plan(mixture.rows_together(i), config.pack, _source_seed(seed, i))
-        except RecordError as error:
+        except (RecordError, ConfigError) as error:
             problems.append(str(error))
     if problems:
         raise RecordError("\n".join(problems))

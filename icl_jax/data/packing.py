@@ -15,6 +15,10 @@ import numpy as np
 
 from icl_jax.data.tfrecord import RecordError
 
+# Of the rows of records with batch groups; raise it when the same records could come in another
+# order: a run that is under way is then refused. All other rows lie as they always did: 1.
+GROUPS_VERSION = 2
+
 
 @dataclasses.dataclass(frozen=True)
 class Places:
@@ -52,6 +56,11 @@ class Plan:
     starts: np.ndarray | None = None
     records: np.ndarray | None = None
     places: Places | None = None  # None: the rows are the same in every epoch
+
+    @property
+    def version(self) -> int:
+        """Of the rules that arranged it."""
+        return 1 if self.places is None else GROUPS_VERSION
 
     @property
     def num_bundles(self) -> int:

@@ -15,7 +15,7 @@ from icl_jax.data.tfrecord import (
     decode_example,
     unframe,
 )
-from icl_jax.files.remote import is_remote, read_range, retry
+from icl_jax.files.remote import check_is_file, is_remote, read_range, retry
 
 _OPEN_FILES = 256  # kept open by one reader; a process may have 1,024 on many systems
 _MAGIC = set("*?[")
@@ -30,6 +30,7 @@ def find_shards(source: str) -> list[epath.Path]:
 def _find_shards(source: str) -> list[epath.Path]:
     path = epath.Path(source)
     if path.is_file():
+        check_is_file(path)  # for `is_file`, a pipe is one
         return [path]
     if path.is_dir():
         looked, found = f"*.tfrecord* files in the folder {source}", path.glob("*.tfrecord*")
@@ -40,6 +41,8 @@ def _find_shards(source: str) -> list[epath.Path]:
     shards = sorted(p for p in found if not p.name.endswith((SUFFIX, ".partial")) and p.is_file())
     if not shards:
         raise RecordError(f"expected {looked}, got none; build the records or correct the path")
+    for shard in shards:
+        check_is_file(shard)
     missing = _missing(shards)
     if missing:
         raise RecordError(

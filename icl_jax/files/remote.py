@@ -71,6 +71,13 @@ def check_is_file(path: epath.PathLike) -> None:
         )
 
 
+def check_files_in(folder: epath.PathLike) -> None:
+    """The same for all in a folder of this machine, which other libraries are about to open."""
+    for path in sorted(Path(folder).glob("*")):
+        if path.exists():  # no link that leads nowhere
+            check_is_file(path)
+
+
 def retry(work: Callable[[], T], what: str, path: epath.PathLike) -> T:
     """`work()`; after a passing error again, after waits that double, up to `TRIES` times."""
     tried = 0

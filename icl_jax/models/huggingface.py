@@ -24,7 +24,7 @@ from tqdm import tqdm
 
 from icl_jax.config import GPTConfig, RobertaConfig, StageError
 from icl_jax.config.tree import validate
-from icl_jax.files.remote import is_remote
+from icl_jax.files.remote import NoFileError, check_files_in, is_remote, read_text
 from icl_jax.files.step_folder import beside, write_json
 from icl_jax.models import GPT, Roberta, abstract
 from icl_jax.models import huggingface_format as formats
@@ -122,6 +122,7 @@ class TensorFiles:
             raise FolderError(
                 f"{folder} is not a folder; expected config.json and model.safetensors in it"
             )
+        check_files_in(folder)
         self.config = read_json(folder / "config.json")
         if self.config.get("model_type") not in formats.MODEL_TYPES:
             raise FolderError(
@@ -272,9 +273,11 @@ class TensorFiles:
 def read_json(file: Path, kind: type = dict):
     """What a JSON file of a folder holds, an object or a list."""
     try:
-        content = json.loads(file.read_text())
+        content = json.loads(read_text(file))
     except FileNotFoundError:
         raise FolderError(f"{file.parent} has no {file.name}; is it a model folder?") from None
+    except NoFileError:
+        raise
     except ValueError as error:
         raise FolderError(f"{file} is not valid JSON ({error})") from None
     if not isinstance(content, kind):

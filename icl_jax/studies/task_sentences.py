@@ -9,12 +9,12 @@ STS12-16, and SICK's parts share sentences: --unseen leaves that out, the paper 
 
 import argparse
 from pathlib import Path
-import re
 from typing import NamedTuple
 
 import numpy as np
 
 from icl_jax.config import ConfigError, EvaluationConfig
+from icl_jax.corpus.words import words_of
 from icl_jax.evaluation.tasks.sts.files import PairSet, read_sets, read_training_sets
 from icl_jax.files.step_folder import beside
 from icl_jax.retrieval.show import ends_well
@@ -63,7 +63,7 @@ def _sentences(held: PairSet) -> list[str]:
 
 def _words(text: str) -> str:
     """Equal for the same sentence with other capitals and signs."""
-    return re.sub(r"[\W_]+", " ", text.lower()).strip()
+    return " ".join(words_of(text))
 
 
 def main(argv: list[str] | None = None) -> None:

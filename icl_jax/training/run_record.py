@@ -38,6 +38,7 @@ def record_run(config: ExperimentConfig, workdir: epath.Path, data: Data) -> Non
     workdir.mkdir(parents=True, exist_ok=True)
     content = {"config": to_dict(config), "data": data.fingerprint()}
     content |= {"start": find_start(config), "steps": planned_steps(config, data)}
+    content["plan"] = data.plan_version
     write_json(workdir / "config.json", content)
 
 
@@ -85,6 +86,12 @@ def run_problems(config: ExperimentConfig, workdir: epath.Path, data: Data) -> l
         wrong += differences(held["start"] or {}, start or {}, f"{_START}.")
     if held["data"] != data.fingerprint():
         wrong.append("data: the record files changed")
+    plan = held.get("plan", 1)  # older runs have none
+    if plan != data.plan_version and done < steps:
+        wrong.append(
+            "data: its rows were arranged by another version of icl_jax, the rest would come in "
+            f"another order (plan {plan} there, {data.plan_version} here)"
+        )
     if not wrong and done > steps:
         wrong = [f"it has done {done} steps, more than the {steps} asked for"]
     return [_other_config(workdir, wrong)] if wrong else []

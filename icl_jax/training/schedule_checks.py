@@ -2,6 +2,7 @@
 
 import dataclasses
 import json
+import math
 
 from icl_jax.config import ConfigError, ExperimentConfig, OptimizerConfig
 from icl_jax.config.tree import differences, to_dict
@@ -13,18 +14,22 @@ SAME_RATE = 0.01  # rates that differ by less, relative to the larger, count as 
 
 
 def warmup_problems(config: ExperimentConfig, steps_per_epoch: float | None = None) -> list[str]:
-    """What is wrong if the warm-up ends after the schedule; epochs suffice to see it."""
-    optimizer, training = config.optimizer, config.training
-    unit, warmup, end = "steps", optimizer.warmup, training.steps
-    of = "training.steps"
+    """What is wrong if the warm-up ends after the run or its schedule.
+
+    Branches by steps carry a trunk on: they may end its warm-up. Epochs suffice to compare with the
+    run; `steps_per_epoch` is needed only where a schedule in steps ends before it.
+    """
+    optimizer, training, branches = config.optimizer, config.training, config.branches
+    unit, warmup, end, of = "steps", optimizer.warmup, training.steps, "training.steps"
     if training.epochs:
         unit, end, of = "epochs", training.epochs, "training.epochs (in a branch branches.epochs)"
-    if optimizer.schedule_steps:
-        if training.epochs and not steps_per_epoch:
-            return []  # known once the records are there
-        of, end = "optimizer.schedule_steps", optimizer.schedule_steps
-        warmup *= steps_per_epoch if training.epochs else 1
-        unit = "steps"
+    elif branches.arms and branches.steps:
+        end, of = end + branches.steps, "training.steps + branches.steps"
+    # Steps of the unit; 0: known once the records are there.
+    steps = (steps_per_epoch or 0) if training.epochs else 1
+    if steps and 0 < optimizer.schedule_steps <= (end * steps or math.inf):
+        end, of = optimizer.schedule_steps, "optimizer.schedule_steps"
+        unit, warmup = "steps", warmup * steps
     if not end or warmup <= end:  # without an end, something else is wrong
         return []
     return [

@@ -2,12 +2,14 @@
 
 Files are all that joins launcher and workers, for a worker of a cluster can return nothing else: it
 writes its shard, and then its result into a folder that both see. A task may run twice (so do
-runners with what failed, or with what is slow); both times it writes the same.
+runners with what failed, or with what is slow); both times it writes the same. Results are JSON,
+which runs nothing when the launcher reads it.
 """
 
 from collections.abc import Callable, Sequence
 import contextlib
 import io
+import json
 import os
 from pathlib import Path
 import pickle
@@ -18,6 +20,7 @@ import uuid
 from tqdm import tqdm
 
 from icl_jax.config import ConfigError, StageError
+from icl_jax.files.remote import read_bytes
 from icl_jax.files.step_cost import note_worker, peak_of_this_process
 from icl_jax.files.step_folder import beside
 from icl_jax.workers.local import Runner
@@ -26,6 +29,7 @@ from icl_jax.workers.local import Runner
 LOCAL_RUNNER = "--runner=apache_beam.runners.portability.fn_api_runner.FnApiRunner"
 _POLL_SECONDS = 0.5
 _ERROR = "error"
+_STOPS = {kind.__name__: kind for kind in (ConfigError, StageError)}
 
 
 def run(
@@ -111,9 +115,13 @@ def call(pickled: bytes) -> None:
     try:
         if os.getcwd() != folder:  # paths of a config may be relative
             _enter(folder)
-        _write(file, (function(*task), peak_of_this_process()))
+        result = function(*task)
     except (ConfigError, StageError) as stop:  # Beam would try again, and wrap it
-        _write(error, stop)
+        kind = next(name for name, kind in _STOPS.items() if isinstance(stop, kind))
+        _write(error, {"error": kind, "text": str(stop)})
+        return
+    worker, peak = peak_of_this_process()
+    _write(file, {"result": result, "worker": worker, "peak": peak})
 
 
 def _enter(folder: str) -> None:
@@ -126,25 +134,47 @@ def _enter(folder: str) -> None:
         ) from error
 
 
-def _write(file: Path, value: object) -> None:
+def _write(file: Path, value: dict) -> None:
+    text = json.dumps(value)
+    if json.loads(text) != value:  # a tuple, or numbers as keys
+        raise TypeError(f"a worker of Beam can only return what JSON keeps as it is, got {value}")
     with beside(file) as partial:
-        partial.write_bytes(pickle.dumps(value))
+        partial.write_text(text)
+
+
+def _read(file: Path, **kinds: type) -> tuple:
+    """The fields that a worker wrote, in this order; whatever else lies there stops the run."""
+    try:
+        held = json.loads(read_bytes(file))
+    except (ValueError, RecursionError):
+        held = None
+    right = isinstance(held, dict) and held.keys() == kinds.keys()
+    if not right or not all(isinstance(held[name], kind) for name, kind in kinds.items()):
+        raise StageError(
+            f"{file} is no result that a worker of Beam wrote (expected JSON with "
+            f"{', '.join(kinds)}); it was not used. Run the same version of icl_jax on all "
+            "workers, let nobody else write into that folder, and give the same command again"
+        )
+    return tuple(held[name] for name in kinds)
 
 
 def _collect(folder: Path, count: int) -> list:
     error = folder / _ERROR
     if error.exists():
-        raise pickle.loads(error.read_bytes())
+        kind, text = _read(error, error=str, text=str)
+        raise _STOPS.get(kind, StageError)(text)
     missing = [index for index in range(count) if not (folder / str(index)).exists()]
     if missing:
         raise StageError(
             f"Beam finished, but the results of {len(missing)} of {count} shards are not in "
             f"{folder}; --workdir must lie where every worker of Beam sees it"
         )
-    results = [pickle.loads((folder / str(index)).read_bytes()) for index in range(count)]
-    for _, peak in results:
-        note_worker(*peak)
-    return [result for result, _ in results]
+    results = []
+    for index in range(count):
+        result, worker, peak = _read(folder / str(index), result=object, worker=str, peak=int)
+        note_worker(worker, peak)
+        results.append(result)
+    return results
 
 
 @contextlib.contextmanager

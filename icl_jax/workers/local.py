@@ -67,11 +67,12 @@ def run_shards(
     """`function(*task)` for every task, results in the order of the tasks.
 
     `function` is one of a module, and its arguments can be pickled (in a job of several hosts,
-    encoded by `hosts_messages`). `bar` advances by a task's size when it is done. With one worker
-    all runs in this process. After an error nothing new is begun, what runs is finished, and the
-    error is raised. Where this process leads a job of several hosts (`parallel_hosts`), all of them
-    take tasks. `whole_host`: one task keeps all devices and cores of a host busy; there it has
-    `progress` as its last argument, to tell of parts of its size.
+    encoded by `hosts_messages`). Workers of Beam return what JSON keeps as it is. `bar` advances by
+    a task's size when it is done. With one worker all runs in this process. After an error nothing
+    new is begun, what runs is finished, and the error is raised. Where this process leads a job of
+    several hosts (`parallel_hosts`), all of them take tasks. `whole_host`: one task keeps all
+    devices and cores of a host busy; there it has `progress` as its last argument, to tell of parts
+    of its size.
     `company`: what all hosts hold around their tasks to work on them together
     (`parallel_hosts.Company`).
     """

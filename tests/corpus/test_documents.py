@@ -150,12 +150,20 @@ def damage_gzip(content: bytes, kind: str) -> bytes:
         "cut before its checksum": content[:-8],
         "bytes overwritten": content[:middle] + b"\xff" * 40 + content[middle + 40 :],
         "no gzip at all": b"not packed",
+        "empty": b"",
     }[kind]
 
 
 @pytest.mark.parametrize("name", ["a.jsonl.gz", "wiki_00.gz", "a.txt.gz"])
 @pytest.mark.parametrize(
-    "kind", ["cut in the middle", "cut before its checksum", "bytes overwritten", "no gzip at all"]
+    "kind",
+    [
+        "cut in the middle",
+        "cut before its checksum",
+        "bytes overwritten",
+        "no gzip at all",
+        "empty",
+    ],
 )
 def test_a_damaged_gzip_stops_the_run_before_all_work(tmp_path, name, kind):
     write = corpora.write_wikiextractor if "wiki" in name else corpora.write_jsonl

@@ -305,3 +305,12 @@ def test_a_folder_without_a_tokenizer_is_named(tmp_path, content):
         (tmp_path / name).write_text(text)
     with pytest.raises(ConfigError, match=str(tmp_path)):
         tokenizers.load(tmp_path)
+
+
+@pytest.mark.parametrize("name", ["tokenizer.json", "vocab.json", "tokenizer_config.json"])
+def test_a_pipe_in_a_tokenizer_folder_is_refused_and_not_waited_for(gpt2_folder, tmp_path, name):
+    folder = shutil.copytree(gpt2_folder, tmp_path / "folder")
+    (folder / name).unlink(missing_ok=True)
+    os.mkfifo(folder / name)
+    with pytest.raises(ConfigError, match=f"{name} is a named pipe"):
+        tokenizers.load(folder)

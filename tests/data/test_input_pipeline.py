@@ -223,6 +223,14 @@ def test_a_group_of_padding_inside_a_record_stays_padding(tmp_path):
     assert batch["tokens"][0].tolist() == [4, 5, 6] * 2 + [PAD] * 7
 
 
+def test_a_record_of_padding_alone_does_not_join_the_groups_around_it(tmp_path):
+    groups = ([1, 2], [0, 0], [1])
+    records = [encode_example({"tokens": [4] * len(g), "group": g}) for g in groups]
+    data = open_one(write_source(tmp_path, [records]), pack=True, batch_size=1)
+    (batch,) = read(data, 1)
+    assert batch["group"][0, :5].tolist() == [1, 2, 0, 0, 3]
+
+
 def test_the_numbers_of_a_source_are_told(folders):
     plain, grouped = open_mixed(folders).sources
     assert (plain.num_records, plain.num_tokens) == (29, sum(2 + i % 5 for i in range(29)))
@@ -313,6 +321,13 @@ def test_tokens_outside_the_vocabulary_are_named_by_file_and_byte(folders):
 def test_the_first_id_behind_the_vocabulary_is_outside_of_it(folders):
     message = open_mixed(folders).check_vocabulary(226)  # whose ids end with 225
     assert "expected token ids from 0 to 225, got 226" in message
+
+
+def test_a_token_below_zero_is_outside_of_every_vocabulary(tmp_path):
+    source = write_source(tmp_path, [[record(3, 2), record(-1, 4)]])
+    message = open_one(source).check_vocabulary(10**6)
+    assert f"at byte {len(frame(record(3, 2)))}: expected token ids from 0 to 999999" in message
+    assert "got -1" in message
 
 
 def test_the_fingerprint_changes_with_the_records_alone(tmp_path):

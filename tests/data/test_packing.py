@@ -1,5 +1,6 @@
 """A plan holds every record once, in rows that fit, and keeps batch groups together."""
 
+import dataclasses
 import itertools
 
 import numpy as np
@@ -103,6 +104,16 @@ def test_the_plan_depends_on_the_seed_alone():
     assert rows != rows_of(plan_of(tokens, group, pack=True, seed=1))
 
 
+def test_which_units_share_a_row_is_drawn_by_the_seed():
+    rng = np.random.default_rng(0)
+    tokens, group = rng.integers(1, 5, 300).astype(np.int32), np.repeat(np.arange(100), 3)
+    one, other = (
+        {frozenset(row) for row in rows_of(plan_of(tokens, group, pack=True, seed=s))}
+        for s in (0, 1)
+    )
+    assert len(one & other) < len(one) / 2
+
+
 def test_without_packing_and_groups_a_plan_takes_no_memory():
     tokens = np.broadcast_to(np.int32(7), 10**6)
     plan = plan_of(tokens, np.broadcast_to(-1, 10**6), pack=False)
@@ -157,6 +168,13 @@ def test_units_that_share_a_row_find_others_there_in_the_next_epoch():
         {frozenset(group[row].tolist()) for row in rows_of(p)} for p in (plan, plan.of_epoch(1))
     )
     assert len(rows & again) < len(rows) / 2
+
+
+def test_what_the_units_of_a_later_epoch_trade_depends_on_the_seed_too():
+    tokens, group = some_records(units=True)
+    places = plan_of(tokens, group, pack=True).places
+    other = dataclasses.replace(places, seed=1)  # of the same first epoch
+    assert (other.rows(0) == places.rows(0)).all() and (other.rows(1) != places.rows(1)).any()
 
 
 def test_one_unit_a_row_has_a_row_for_each_unit_in_their_order():

@@ -9,8 +9,10 @@ from etils import epath
 import numpy as np
 import pytest
 
+from icl_jax.config import DataConfig
 from icl_jax.data import shard_index
 from icl_jax.data import shards as shards_module
+from icl_jax.data.input_pipeline import open_data
 from icl_jax.data.shard_index import load_indexes
 from icl_jax.data.shards import Shards, find_shards
 from icl_jax.data.tfrecord import RecordError, encode_example, frame, write_records
@@ -58,6 +60,15 @@ def test_a_reader_keeps_few_files_open_and_closes_them(tmp_path, monkeypatch):
     assert len(os.listdir("/proc/self/fd")) == before + 2
     del shards
     assert len(os.listdir("/proc/self/fd")) == before
+
+
+@pytest.mark.parametrize("tokens", [2, 4], ids=["shorter", "longer"])
+def test_a_record_of_another_length_than_when_it_was_indexed_is_told(path, tokens):
+    shards, before, now = Shards([path]), len(record(2, 3)), len(record(2, tokens))
+    write_records(path, [record(2, tokens), record(3, 5, batch_group=7)])
+    message = f"at byte 0: expected a record of {before} bytes as in the index, got {now} bytes; "
+    with pytest.raises(RecordError, match=message + "the file has changed while in use"):
+        shards[0]
 
 
 def test_the_index_knows_every_record(path):
@@ -198,6 +209,15 @@ def test_shards_are_found_by_folder_glob_and_file(tmp_path):
 def test_a_source_without_shards_says_what_was_looked_for(tmp_path, source, message):
     with pytest.raises(RecordError, match=message):
         find_shards(str(tmp_path / source))
+
+
+@pytest.mark.parametrize("source", ["", "*.tfrecord", "a.tfrecord"])
+def test_a_pipe_among_the_shards_is_refused_and_not_waited_for(tmp_path, source):
+    write_source(tmp_path, [[record(1, 3)]])
+    os.mkfifo(tmp_path / "a.tfrecord")
+    config = DataConfig(sources=(f"{tmp_path}/nowhere", str(tmp_path / source)))
+    with pytest.raises(RecordError, match=r"nowhere(.|\n)*a\.tfrecord is a named pipe"):
+        open_data(config, 1, 3, 0)
 
 
 def test_missing_shards_are_named(tmp_path):

@@ -5,6 +5,7 @@ import dataclasses
 import json
 from pathlib import Path
 import shutil
+import types
 
 import numpy as np
 import pytest
@@ -13,6 +14,7 @@ from icl_jax.config import (
     ConfigError,
     CorpusConfig,
     DataConfig,
+    DesignConfig,
     ExamplesConfig,
     GPTConfig,
     MeshConfig,
@@ -24,6 +26,7 @@ from icl_jax.config import (
 from icl_jax.corpus.tokenizers import Tokenizer
 from icl_jax.data.input_pipeline import GlobalBatches, open_data
 from icl_jax.data.shards import Shards, find_shards
+from icl_jax.design import stage as build
 from icl_jax.design.arms import ARMS
 from icl_jax.design.arms import ARMS as ARM_NAMES
 from icl_jax.design.folders import DesignFolders, arm_folder
@@ -151,7 +154,8 @@ def test_related_companions_are_counted_printed_and_too_many_stop_the_build(buil
     strict = dataclasses.replace(
         config, design=dataclasses.replace(config.design, examples=examples)
     )
-    with pytest.raises(StageError, match=r"are not a valid control: .*max_related_share = 0\.01"):
+    refused = r"are not a valid control: .*max_related_share = 0\.01\. Use a larger corpus"
+    with pytest.raises(StageError, match=refused):
         design(strict, workdir)
     design(config, workdir)
 
@@ -369,3 +373,15 @@ def test_arms_of_groups_that_another_min_gain_kept_are_refused(tmp_path):
         other = config_for(tmp_path, [arm], people=20, examples=given | {"min_gain": 0.0})
         with pytest.raises(StageError, match=r"min_gain: -100\.0 there, 0\.0 here"):
             design(other, tmp_path / "run")
+
+
+@pytest.mark.parametrize(("related", "warned"), [(9, False), (10, True), (11, True)])
+def test_a_control_is_warned_of_from_one_percent_related_on(monkeypatch, capsys, related, warned):
+    results = {"above_threshold": related, "dealt": 1_000}
+    found = types.SimpleNamespace(results=results)
+    monkeypatch.setattr(build.Groups, "open", lambda folder: found)
+    design = DesignConfig(examples=ExamplesConfig(arms=("random_in_context",)))
+    build._print_related(design, DesignFolders("anywhere"))
+    told = capsys.readouterr().out
+    assert told.startswith("WARNING: a control should have less than 1%. ") == warned
+    assert f"random_in_context: {related} of 1,000 random companions" in told

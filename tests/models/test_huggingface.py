@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 from safetensors.numpy import load_file, save_file
 
-from icl_jax.config import GPTConfig, LinearAttentionConfig, RobertaConfig
+from icl_jax.config import ConfigError, GPTConfig, LinearAttentionConfig, RobertaConfig
 from icl_jax.models import huggingface
 from icl_jax.models.huggingface import FolderError
 from tests.models.small import leaves, make_model
@@ -187,6 +187,14 @@ def test_damaged_folders_are_named(folder, tmp_path):
         huggingface.load(folder)
     (folder / "config.json").unlink()
     with pytest.raises(FolderError, match=r"has no config.json"):
+        huggingface.load(folder)
+
+
+@pytest.mark.parametrize("name", ["config.json", "model.safetensors"])
+def test_a_pipe_in_a_folder_is_refused_and_not_waited_for(folder, name):
+    (folder / name).unlink()
+    os.mkfifo(folder / name)
+    with pytest.raises(ConfigError, match=f"{name} is a named pipe"):
         huggingface.load(folder)
 
 

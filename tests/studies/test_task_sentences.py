@@ -48,6 +48,17 @@ def test_other_capitals_and_signs_make_no_unseen_sentence(data):
     assert f"{tested.upper()} !" not in task_sentences(str(data), unseen=True).sentences
 
 
+def test_sentences_are_compared_by_the_words_of_all_comparisons(data):
+    """By which -5 is not 5, and an accent is the same however it is written."""
+    tested = "It was 5 degrees at the cafe\u0301."
+    sick = data / "sick/SICK_test_annotated.txt"
+    write_sick(sick, [(tested, "A dog runs", 3.0)])
+    other = ["It was -5 degrees at the caf\u00e9.", "It was 5 degrees at the caf\u00e9."]
+    write_sick(data / "sick/SICK_train.txt", [(*other, 3.0)])
+    unseen = task_sentences(str(data), unseen=True).sentences
+    assert other[0] in unseen and other[1] not in unseen
+
+
 def test_a_limit_draws_over_all_sets_and_always_the_same(data):
     few = task_sentences(str(data), limit=4).sentences
     assert len(set(few)) == 4 and few == task_sentences(str(data), limit=4).sentences

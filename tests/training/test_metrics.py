@@ -49,6 +49,16 @@ def test_steps_that_will_be_done_again_and_half_a_line_are_dropped(tmp_path):
     assert (tmp_path / "metrics.jsonl").read_text().splitlines() == lines[:2]
 
 
+def test_the_last_step_is_written_though_it_is_between_two(tmp_path):
+    workdir, names = epath.Path(tmp_path), ("loss", "learning_rate", "grad_norm", "tokens")
+    with MetricsLog(experiment(log_every=2), workdir, 0, 5, Goodput(workdir)) as log:
+        for step in range(1, 6):
+            log.push(step, {name: np.float32(1) for name in names}, 0.0)
+            log.flush()
+    lines = (tmp_path / "metrics.jsonl").read_text().splitlines()
+    assert [json.loads(line)["step"] for line in lines] == [2, 4, 5]
+
+
 class StepLoss:
     """A number of a step that runs, or ran."""
 

@@ -91,6 +91,25 @@ def test_a_run_does_not_go_on_with_records_that_were_written_anew(tmp_path):
     assert "another config (data: the record files changed)" in problem
 
 
+@pytest.mark.parametrize(("first", "refused"), [(-20, False), (0, True)])
+def test_a_run_of_batch_groups_does_not_go_on_in_an_order_of_later_rules(tmp_path, first, refused):
+    rows = [[5, 6, 7, 0]] * 20
+    groups = [[max(-1, first + place // 2)] for place in range(20)]
+    write_source(tmp_path / "records", rows, batch_group=groups)
+    config, workdir, data = begun(tmp_path, 4, steps=6, data={"pack": True})
+    assert run_problems(config, workdir, data) == []
+    record = json.loads((workdir / "config.json").read_text())
+    del record["plan"]  # as older versions wrote it
+    (workdir / "config.json").write_text(json.dumps(record))
+    problems = run_problems(config, workdir, data)
+    assert len(problems) == refused
+    if refused:
+        assert "arranged by another version of icl_jax" in problems[0]
+        assert "(plan 1 there, 2 here)" in problems[0]
+    add_checkpoints(workdir, 6)  # at its end nothing of it comes any more
+    assert run_problems(config, workdir, data) == []
+
+
 def test_of_several_checkpoints_the_one_of_the_most_steps_is_the_latest(tmp_path):
     workdir = add_checkpoints(tmp_path / "run", 10, 9, 100)
     assert checkpoint.find(str(workdir)) == (workdir / "checkpoints", 100)

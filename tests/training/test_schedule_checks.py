@@ -8,7 +8,13 @@ import runpy
 from etils import epath
 import pytest
 
-from icl_jax.config import ConfigError, ExperimentConfig, OptimizerConfig, TrainingConfig
+from icl_jax.config import (
+    BranchesConfig,
+    ConfigError,
+    ExperimentConfig,
+    OptimizerConfig,
+    TrainingConfig,
+)
 from icl_jax.experiment.branches import plan_branches, trunk_config
 from icl_jax.training import checkpoint
 from icl_jax.training.schedule_checks import rate_problems, warmup_problems
@@ -29,11 +35,14 @@ def run_of(warmup=10, start="other", schedule="cosine", schedule_steps=0, **trai
     [
         (100, {"steps": 100}, None, None),
         (101, {"steps": 100}, None, r"at most 100 steps, training\.steps, got 101 steps"),
-        (100, {"steps": 50, "schedule_steps": 200}, None, None),  # a trunk: branches go on
+        (50, {"steps": 50, "schedule_steps": 200}, None, None),
+        (51, {"steps": 50, "schedule_steps": 200}, None, r"50 steps, training\.steps, got 51"),
         (100, {"steps": 500, "schedule_steps": 99}, None, r"99 steps, optimizer\.schedule_steps"),
         (5, {"epochs": 5.0}, None, None),
         (2000, {"epochs": 5.0}, None, r"at most 5 epochs, training\.epochs .*got 2000 epochs"),
         (2, {"epochs": 5.0, "schedule_steps": 19}, None, None),  # not known yet
+        (6, {"epochs": 5.0, "schedule_steps": 90}, None, r"at most 5 epochs.*got 6 epochs"),
+        (6, {"epochs": 5.0, "schedule_steps": 90}, 10.0, r"at most 5 epochs.*got 6 epochs"),
         (2, {"epochs": 5.0, "schedule_steps": 19}, 10.0, r"at most 19 steps.*got 20 steps"),
         (2, {"epochs": 5.0, "schedule_steps": 20}, 10.0, None),
     ],
@@ -45,6 +54,15 @@ def test_a_warm_up_beyond_the_run_is_refused(warmup, fields, steps_per_epoch, me
     else:
         (problem,) = found
         assert re.search(message, problem)
+
+
+@pytest.mark.parametrize(("warmup", "refused"), [(120, False), (121, True)])
+def test_branches_that_carry_a_trunk_on_may_end_its_warm_up(warmup, refused):
+    trunk = run_of(warmup, steps=50)
+    trunk.branches = BranchesConfig(arms=("regular",), steps=70)
+    (branch,) = plan_branches(trunk, epath.Path("nowhere"))
+    for run in (trunk_config(trunk), branch.config):
+        assert bool(warmup_problems(run)) == refused
 
 
 @pytest.fixture

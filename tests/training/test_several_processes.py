@@ -14,11 +14,12 @@ import numpy as np
 import pytest
 
 from icl_jax.config import ConfigError, MeshConfig
-from icl_jax.sharding import make_mesh
+from icl_jax.sharding import MESH_AXES, make_mesh
 from icl_jax.training.checkpoint import load_model
 from icl_jax.training.train import train
 from icl_jax.workers.job import join_job
 from tests.a_job import end_job, start_job
+from tests.training import masked
 from tests.training.killed import get_config
 from tests.training.test_train import assert_close
 
@@ -45,6 +46,12 @@ def run_job(workdir: Path, processes: int, *flags: str) -> None:
         assert code == 0, errors[-2000:]
 
 
+def cache_programs(monkeypatch) -> None:
+    """Lets the processes of a job keep their programs where the tests keep theirs."""
+    for name in ("jax_compilation_cache_dir", "jax_persistent_cache_min_compile_time_secs"):
+        monkeypatch.setenv(name.upper(), str(getattr(jax.config, name)))
+
+
 def losses(workdir: Path) -> list[float]:
     return [json.loads(line)["loss"] for line in (workdir / "metrics.jsonl").open()]
 
@@ -64,10 +71,10 @@ def alone(tmp_path_factory):
         return workdir, train(config(), epath.Path(workdir))
 
 
+@pytest.mark.slow
 def test_a_tensor_axis_over_two_processes_trains_as_one_process_does(tmp_path, monkeypatch):
-    """Both hosts need the same rows; the only job that the default suite runs."""
-    for name in ("jax_compilation_cache_dir", "jax_persistent_cache_min_compile_time_secs"):
-        monkeypatch.setenv(name.upper(), str(getattr(jax.config, name)))
+    """Both hosts need the same rows."""
+    cache_programs(monkeypatch)
     found, steps = get_config(), 3
     found.training.steps = steps
     train(found, epath.Path(tmp_path / "alone"))
@@ -80,6 +87,27 @@ def test_a_tensor_axis_over_two_processes_trains_as_one_process_does(tmp_path, m
         assert code == 0, errors[-2000:]
     assert len(losses(tmp_path / "job")) == steps
     assert losses(tmp_path / "job") == pytest.approx(losses(tmp_path / "alone"), rel=1e-5)
+
+
+@pytest.mark.parametrize("mesh", [(2, 1, 2), (2, 2, 1)])
+def test_masks_and_dropout_do_not_depend_on_the_order_of_devices_over_hosts(
+    tmp_path, monkeypatch, mesh
+):
+    """A host holds a part of every tensor, or rows with those of the other between them."""
+    cache_programs(monkeypatch)
+    found = masked.get_config()
+    found.mesh = MeshConfig(*mesh)
+    monkeypatch.setattr(jax, "devices", lambda: jax.local_devices()[:4])
+    train(found, epath.Path(tmp_path / "alone"))
+    command = [
+        "-m", "tests.training.permuted", "--config=tests/training/masked.py",
+        f"--workdir={tmp_path / 'job'}",
+        *(f"--config.mesh.{axis}={size}" for axis, size in zip(MESH_AXES, mesh, strict=True)),
+    ]  # fmt: skip
+    for code, _, errors in end_job(start_job(command, 2, 2)):
+        assert code == 0, errors[-2000:]
+    assert len(losses(tmp_path / "job")) == found.training.steps
+    assert losses(tmp_path / "job") == pytest.approx(losses(tmp_path / "alone"), abs=1e-5)
 
 
 @pytest.mark.slow

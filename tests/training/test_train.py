@@ -19,8 +19,10 @@ from icl_jax.models import create, huggingface
 from icl_jax.sharding import make_mesh
 from icl_jax.training import checkpoint
 from icl_jax.training import train as train_module
+from icl_jax.training.checks import check_run
 from icl_jax.training.goodput import PARTS, Goodput
 from icl_jax.training.metrics import MetricsLog
+from icl_jax.training.run_record import record_run
 from icl_jax.training.train import train
 from tests.training.small import GPT, experiment, one_device, write_source
 
@@ -188,6 +190,23 @@ def test_a_run_starts_from_weights_or_everything_of_another(finished, tmp_path, 
     assert_equal(weights.params, state.params)
     assert int(weights.step) == 0 and not np.any(jax.tree.leaves(weights.opt_state[1][0].mu)[0])
     assert_equal(start(experiment(**options, start_with="everything", mesh=(1, 2, 4))), state)
+
+
+def test_a_run_whose_rate_has_jumped_at_its_start_goes_on_without_being_asked_again(
+    finished, tmp_path
+):
+    config = experiment(
+        optimizer=CONSTANT | {"learning_rate": 0.02}, ema_decay=0.9, dropout=False, steps=9,
+        start_from=str(finished[1]), start_with="everything",
+    )  # fmt: skip
+    workdir = epath.Path(tmp_path)
+    with pytest.raises(ConfigError, match=r"would jump from 0\.01 to 0\.02 at step 6"):
+        check_run(config, workdir)
+    meant = dataclasses.replace(config.training, rate_may_jump=True)
+    meant = dataclasses.replace(config, training=meant)
+    record_run(meant, workdir, check_run(meant, workdir))
+    (workdir / "checkpoints" / "8").mkdir(parents=True)
+    check_run(config, workdir)
 
 
 def test_a_run_starts_from_a_hugging_face_folder(tmp_path, monkeypatch):

@@ -149,6 +149,12 @@ def test_the_loss_is_the_mean_over_the_predicted_tokens_of_the_whole_batch():
     assert metrics["tokens"] == (batch["group"] > 0).sum()
 
 
+def test_a_batch_that_predicts_nothing_has_loss_zero_and_no_gradient():
+    state, run = prepare(experiment(mesh=(1, 1, 1), dropout=False, steps=20))
+    _, metrics = run(state, {**random_batch(), "group": np.zeros((8, 16), np.int32)})
+    assert metrics["loss"] == metrics["grad_norm"] == metrics["tokens"] == 0
+
+
 def test_what_stands_in_padding_changes_nothing():
     config = experiment(mesh=(1, 1, 1), dropout=False, steps=20)
     batch, results = random_batch(), []

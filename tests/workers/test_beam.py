@@ -3,12 +3,14 @@
 from importlib.util import find_spec
 import os
 from pathlib import Path
+import pickle
 import subprocess
 import sys
 
 import pytest
 
 from icl_jax.config import ConfigError, StageError
+from icl_jax.workers import beam as parallel_beam
 from icl_jax.workers.beam import check
 from icl_jax.workers.local import Runner, progress_bar, run_shards
 
@@ -107,3 +109,71 @@ def test_a_pipeline_that_fails_is_told_in_our_words(tmp_path):
         pytest.raises(StageError, match=r"Beam could not run(.|\n)*a fault of the code"),
     ):
         run_shards(fail_oddly, [(1,)], bar, [1], runner(tmp_path))
+
+
+class _Foreign:
+    """What runs when it is unpickled."""
+
+    def __init__(self, made: Path):
+        self.made = str(made)
+
+    def __reduce__(self):
+        return os.mkdir, (self.made,)
+
+
+@pytest.mark.parametrize("name", ["0", "error"])
+@pytest.mark.parametrize(
+    "content",
+    [None, b"", b"\xff\xfe", b"[" * 9999, b"7", b'{"result": 4}', b'{"error": 1, "text": 2}'],
+)
+def test_what_no_worker_wrote_is_refused_and_runs_nothing(tmp_path, monkeypatch, name, content):
+    def write(calls, options):
+        (folder,) = (tmp_path / "beam").iterdir()
+        foreign = pickle.dumps(_Foreign(tmp_path / "made")) if content is None else content
+        (folder / name).write_bytes(foreign)
+
+    monkeypatch.setattr(parallel_beam, "_run_pipeline", write)
+    with progress_bar(disable=True) as bar, pytest.raises(StageError, match="is no result that a"):
+        run_shards(square, [(1,)], bar, [1], runner(tmp_path))
+    assert list(tmp_path.iterdir()) == []
+
+
+class _OwnError(StageError):
+    def __init__(self, number: int, why: str):
+        super().__init__(f"{number}: {why}")
+
+
+def give(what: object) -> object:
+    if what == "config":
+        raise ConfigError("of a config")
+    if what == "own":
+        raise _OwnError(7, "of its own kind")
+    return what
+
+
+def run_here(monkeypatch, tmp_path, what):
+    def run(calls, options):
+        for pickled in calls:
+            parallel_beam.call(pickled)
+
+    monkeypatch.setattr(parallel_beam, "_run_pipeline", run)
+    with progress_bar(disable=True) as bar:
+        return run_shards(give, [(what,)], bar, [1], runner(tmp_path))
+
+
+@pytest.mark.parametrize("result", [None, 3, [True, False], {"a": [1, "b"]}])
+def test_results_come_back_as_they_were(tmp_path, monkeypatch, result):
+    assert run_here(monkeypatch, tmp_path, result) == [result]
+
+
+@pytest.mark.parametrize("result", [(1, 2), {1: 2}, {1}, Path("a")])
+def test_a_result_that_would_come_back_as_something_else_is_refused(tmp_path, monkeypatch, result):
+    with pytest.raises(TypeError, match="JSON"):
+        run_here(monkeypatch, tmp_path, result)
+
+
+def test_errors_come_back_with_their_kind_and_text(tmp_path, monkeypatch):
+    with pytest.raises(ConfigError, match=r"^of a config$"):
+        run_here(monkeypatch, tmp_path, "config")
+    with pytest.raises(StageError, match=r"^7: of its own kind$"):
+        run_here(monkeypatch, tmp_path, "own")

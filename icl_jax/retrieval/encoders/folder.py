@@ -15,6 +15,7 @@ from tokenizers import Tokenizer, normalizers
 
 from icl_jax.config import ConfigError, EncoderConfig
 from icl_jax.files import mirror
+from icl_jax.files.remote import check_files_in
 from icl_jax.models import huggingface
 from icl_jax.models.huggingface import FolderError, read_json
 from icl_jax.retrieval.encoders.sentence_recipe import (
@@ -56,6 +57,7 @@ class EncoderFolder:
 def read_encoder_folder(config: EncoderConfig) -> EncoderFolder:
     """Reads all that is small, and stops on whatever cannot be run."""
     folder = mirror.fetched(config.folder)
+    check_files_in(folder)
     if not (folder / "modules.json").exists():
         return _read_network(folder, "model folder", config, {})
     modules = _read_modules(folder)
@@ -142,6 +144,7 @@ def _read_pooling(file: Path) -> tuple[str, ...]:
 def _read_layer(kind: str, folder: Path) -> DenseLayer | str:
     if kind == "Normalize":
         return "normalize"
+    check_files_in(folder)
     fields = read_json(folder / "config.json")
     activation = fields.get("activation_function", "Tanh").rsplit(".", 1)[-1]
     if activation not in ACTIVATIONS or fields.get("use_residual"):

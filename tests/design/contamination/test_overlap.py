@@ -11,6 +11,7 @@ import pyarrow as pa
 import pytest
 
 from icl_jax.config import ConfigError, ExamplesConfig, StageError
+from icl_jax.design.contamination import word_runs
 from icl_jax.design.contamination.evaluation_items import read_items
 from icl_jax.design.contamination.overlap import check_evaluation_files, find_overlap
 from icl_jax.design.contamination.word_runs import collect_runs, find_runs
@@ -94,6 +95,14 @@ def test_a_short_field_counts_as_a_whole_from_four_words_on(workdir, tmp_path):
     assert found["samples"][0]["words"] == "learned to read she"
 
 
+def test_of_several_runs_of_an_item_the_longest_is_told(workdir, tmp_path):
+    fields = ["he went home.", "then he went home", "had seen such a winter", "ships lay still for"]
+    file = write(tmp_path / "items.jsonl", json.dumps(fields))
+    found = overlap(workdir, [file])[str(file)]
+    assert (found["overlapping"], found["by_long_run"]) == (1, 1)
+    assert found["samples"][0]["words"] == "had seen such a winter"
+
+
 def test_fields_of_a_table_stand_apart(workdir, tmp_path):
     tabs = write(
         tmp_path / "a.tsv", "x\tships lay still\tfor weeks", "x\tships lay still for weeks"
@@ -152,6 +161,19 @@ def test_the_result_depends_on_no_workers_and_is_kept(workdir, tmp_path):
     file.write_text("other\n")
     with pytest.raises(StageError, match=r"made from other inputs.*items\.txt"):
         find_overlap(workdir, examples, sentences, Runner(1))
+
+
+def test_words_whose_hash_is_that_of_a_run_are_not_taken_for_it(monkeypatch):
+    def add_word(hashes, word):  # the same for any order of the words
+        return hashes + word.astype(np.uint64)
+
+    monkeypatch.setattr(word_runs, "_add_word", add_word)
+    runs = collect_runs([["nine sacks of fine flour"]], 5)
+    texts = pa.array(["flour of fine nine sacks", "The nine sacks of fine flour."])
+    run, sentence = find_runs(runs, texts[:1], np.zeros(1, int))
+    assert len(run) == len(sentence) == 0
+    run, sentence = find_runs(runs, texts[1:], np.zeros(1, int))
+    assert (run.tolist(), sentence.tolist()) == ([0], [0])
 
 
 def test_runs_are_found_as_by_loops():

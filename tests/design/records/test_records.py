@@ -13,9 +13,9 @@ from icl_jax.data.shards import Shards, find_shards
 from icl_jax.data.tfrecord import RecordError
 from icl_jax.design.folders import DesignFolders
 from icl_jax.design.groups import Groups, GroupShard, keep_file
-from icl_jax.design.records.counts import multiset
-from icl_jax.design.records.layout import Marks
-from icl_jax.design.records.packing import pack_rows
+from icl_jax.design.records.counts import count_groups, multiset
+from icl_jax.design.records.layout import Example, Marks
+from icl_jax.design.records.packing import Piece, pack_rows
 from icl_jax.design.records.records import write_arm
 from icl_jax.design.sentences import Sentences
 from icl_jax.files.step_folder import read_results
@@ -204,6 +204,15 @@ def test_the_rows_of_an_in_batch_arm_are_those_that_training_packs(made):
     assert results["filled"] > 0.9
 
 
+def test_a_group_as_long_as_an_edge_of_the_histogram_is_in_the_bin_below_it():
+    facts = np.array([5]), np.array([0]), np.array([1.0])
+    groups = [
+        [Piece(Example(np.zeros(length, np.int32), np.zeros(1, np.int32)), *facts)]
+        for length in (1, 2, 3, 4, 64, 70)  # edges are 2 apart; the last bin has all beyond too
+    ]
+    assert count_groups(groups, 64)["tokens_per_group"] == [2, 2, *[0] * 29, 2]
+
+
 def test_the_checksum_of_sentences_knows_how_often_but_not_in_which_order():
     assert multiset(np.array([3, 1, 1, 0])) == multiset(np.array([1, 0, 3, 1]))
     others = ([3, 1, 0], [3, 1, 0, 0], [2, 2, 1, 0])  # the last has the same sum
@@ -223,6 +232,12 @@ def test_groups_of_usual_lengths_fill_the_rows(neighbours):
     assert sorted(np.concatenate(rows).tolist()) == list(range(3000))
     assert max(lengths[row].sum() for row in rows) <= 256
     assert lengths.sum() / (256 * len(rows)) > 0.9
+
+
+def test_the_rows_of_a_shard_are_in_an_order_that_the_seed_draws():
+    lengths = np.random.default_rng(0).integers(1, 40, 200)
+    one, other = ([row.tolist() for row in pack_rows(lengths, 60, (s, 0))] for s in (0, 1))
+    assert sorted(one) == sorted(other) and one != other
 
 
 def test_packed_records_are_full(made):
@@ -269,7 +284,7 @@ def test_groups_that_the_gain_filter_left_out_are_in_no_record(made, tmp_path):
     left_out = set((300 + np.flatnonzero(~keep)).tolist())
     assert numbers == set(range(900)) - left_out
     assert results["groups_left_out"] == len(left_out) == 900 - results["groups"]
-    np.save(keep_file(strategy, 1), ~keep)
+    np.save(keep_file(strategy, 1), np.roll(keep, 1))  # as many, but others
     with pytest.raises(StageError, match="made from other inputs"):
         write(workdir, "in_batch", to=tmp_path / "x", strategy="filtered")
     for shard in range(3):

@@ -16,7 +16,7 @@ from icl_jax.design.records.layout import Marks, in_context
 from icl_jax.design.sentences import Sentences
 from icl_jax.design.strategies import document_graph
 from icl_jax.design.strategies.document_graph import Graph, add_sides, join_shards, relate_shard
-from icl_jax.design.strategies.document_path import make_document_path
+from icl_jax.design.strategies.document_path import cut, make_document_path
 from icl_jax.design.strategies.path_walk import walk
 from icl_jax.files.step_folder import StepFolder
 from icl_jax.retrieval.neighbours import Neighbours, write_shard
@@ -250,6 +250,17 @@ def test_near_duplicates_of_a_kept_document_are_left_out(prepared, tmp_path):
     assert equal.results["near_duplicates"] == len(texts) - len(set(texts.values())) == 2
 
 
+def test_a_document_that_is_like_one_left_out_alone_is_kept(tmp_path):
+    file = write_documents(tmp_path / "documents.jsonl", 20)
+    with file.open("a") as more:  # neighbours in this chain have an index of 0.7, its ends 0.45
+        for first in (0, 5, 10):
+            text = " ".join(f"chain{i}" for i in range(first, first + 30))
+            more.write(json.dumps({"title": "", "text": text}) + "\n")
+    prepare(tmp_path / "run", file)
+    groups = make(tmp_path / "run", limit=999)
+    assert groups.results["near_duplicates_first"] == [[21, 20]]
+
+
 def sentence_sets(sentences):
     return {shingle for text in sentences for shingle in shingles(text)}
 
@@ -307,6 +318,13 @@ def test_contexts_hold_the_path_sentence_by_sentence_up_to_the_limit(begin, tmp_
             ends = first + 1 == len(corpus) or corpus.positions[first + 1] == 0
             assert len(wanted) + more + (0 if begin else int(ends)) + 1 > LIMIT
     assert several > 5
+
+
+def test_a_context_that_begins_with_a_document_has_no_separator_before_it():
+    """Room for 10 tokens: the second and third sentence fill it exactly."""
+    ends_document = np.array([True, False, False, True])
+    offsets = cut(np.array([10, 6, 4, 3]), ends_document, 12, Marks(6, 7, 8))
+    assert offsets.tolist() == [0, 1, 3, 4]
 
 
 def test_what_is_finished_stays_and_workers_change_no_byte(prepared, tmp_path):

@@ -99,6 +99,18 @@ def test_the_deal_is_random_and_the_seed_decides():
     assert np.mean(first == other) < 0.1
 
 
+@pytest.mark.parametrize("size", [2, 3, 4])
+def test_no_group_gets_a_sentence_twice_wherever_in_it(size):
+    neighbours = np.arange(60 * size) % 12  # of 12 sentences each is dealt many times
+    offsets = np.arange(61) * (size + 1)
+    ids = np.insert(neighbours, np.arange(60) * size, np.arange(100, 160))
+    slots = Slots.of([GroupShard(offsets, ids, np.ones(len(ids), np.float32))], [np.ones(60, bool)])
+    related = Related(np.zeros(61, np.int64), np.empty(0, np.int64))
+    lengths = np.full(160, 5)
+    dealt, left = deal(slots, related, lengths, lengths[slots.queries], None, 100, 1, 0)
+    assert left == 0 and all(len({*group}) == size for group in dealt.reshape(60, size))
+
+
 def test_groups_that_the_gain_filter_left_out_give_and_get_nothing():
     groups, lengths, _ = made_up()
     keep = np.arange(len(groups)) % 2 == 0

@@ -2,6 +2,7 @@
 
 import dataclasses
 import json
+import os
 
 import jax
 import numpy as np
@@ -164,6 +165,13 @@ def test_rows_hold_every_sentence_once_with_little_padding():
     assert len({batch.tokens_BT.shape for batch in batches}) <= 3
 
 
+def test_no_row_holds_more_sentences_than_it_has_slots():
+    batches = token_rows.make_batches([[1]] * 500, 256, divisor=1, pad_id=0)
+    assert sum(len(batch.sentences) for batch in batches) == 500
+    for batch in batches:
+        assert batch.slots.max() < token_rows.num_slots(batch.tokens_BT.shape[1])
+
+
 SMALL_CORPUS = [
     "Anna Velt was born in Kersk.",
     "The old bridge of Kersk crosses the river Lod.",
@@ -225,6 +233,13 @@ def test_tfidf_is_the_same_for_the_same_seed_and_holds_no_pickle(tmp_path, monke
     np.load(tmp_path / "a/components.npy", allow_pickle=False)
 
 
+def test_tfidf_is_fitted_on_a_sample_that_every_part_of_the_corpus_is_in(monkeypatch):
+    monkeypatch.setattr(encoder_tfidf, "MAX_SAMPLE", 100)
+    places = [int(text) for text in encoder_tfidf._sample(map(str, range(10_000)), 0)]
+    assert len(places) == len(set(places)) == 100 and places == sorted(places)
+    assert abs(np.mean(places) - 5000) < 1200  # four standard deviations
+
+
 def test_tfidf_counts_a_word_said_three_times_only_a_little_more(tmp_path):
     fit_tfidf(["bridge", "river"], EncoderConfig(), tmp_path, seed=0)  # each as rare
     encoder = open_encoder(EncoderConfig(), None, tmp_path)
@@ -265,3 +280,14 @@ def test_tfidf_of_a_corpus_without_words_says_so(tmp_path):
         fit_tfidf(["the of", "?"], EncoderConfig(), tmp_path, seed=0)
     with pytest.raises(StageError, match="holds no fitted TF-IDF"):
         open_encoder(EncoderConfig(), None, tmp_path)
+
+
+@pytest.mark.parametrize(
+    "name", ["modules.json", "tokenizer.json", "model.safetensors", "1_Pooling/config.json"]
+)
+def test_a_pipe_in_an_encoder_folder_is_refused_and_not_waited_for(tmp_path, name):
+    folder = make_sentence_folder(tmp_path / "bert", {"pooling_mode_mean_tokens": True})
+    (folder / name).unlink()
+    os.mkfifo(folder / name)
+    with pytest.raises(ConfigError, match=f"{name} is a named pipe"):
+        open_folder(folder)

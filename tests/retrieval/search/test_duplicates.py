@@ -143,6 +143,17 @@ def test_the_twin_in_another_document_takes_the_place_of_a_sentence_of_the_own_d
     }  # fmt: skip
 
 
+@pytest.mark.parametrize(("last", "used_up"), [((0.6, 0.4), True), ((0.4, 0.3), False)])
+def test_the_candidates_end_above_the_threshold_if_one_of_their_last_eighth_is(last, used_up):
+    cosines = np.array([1.0, *np.linspace(0.9, 0.7, 14), *last])  # the query, 16 candidates
+    rows = np.stack([cosines, np.sqrt(1 - cosines**2)], axis=1).astype(np.float32)
+    own = signatures(*(f"word{i} x{i} y{i}" for i in range(17)))
+    pool = Pool.make(own, Vectors([rows]), np.zeros(17, int))  # all are in the query's document
+    selection = Selection(own, pool, SearchConfig(neighbours=3))
+    selected = selection.select(np.array([0]), rows[:1], np.arange(1, 17)[None], 0.5)
+    assert selected.used_up.tolist() == [used_up]
+
+
 def test_without_the_rule_of_documents_the_first_of_equal_sentences_stays():
     _, selected = select_for_one_query([1, 2, 4], same_document=True)
     assert selected.ids.tolist() == [[2, 1, 4]]

@@ -156,6 +156,18 @@ def test_a_bound_on_the_candidates_that_is_reached_is_counted(tmp_path, monkeypa
     assert found.results["too_few_candidates"] == 99
 
 
+def test_a_query_that_has_enough_once_it_asks_again_is_not_counted_as_short(tmp_path, monkeypatch):
+    """Fifty sentences of one document lie before the ten that they may take; sixty lie far off."""
+    monkeypatch.setattr(search_shards, "_MOST_CANDIDATES", 64)
+    rows = np.random.default_rng(0).normal(scale=0.01, size=(120, 64)).astype(np.float32)
+    rows[:60, 0] = 1
+    rows[50:60, 1] = 0.3
+    rows[np.arange(60, 120), np.arange(2, 62)] = 1
+    table = Table([f"word{i} x{i} y{i}" for i in range(120)], [0] * 50 + [*range(1, 71)])
+    results = run(tmp_path, table, rows).results
+    assert (results["asked_again"], results["too_few_candidates"]) == (50, 0)
+
+
 @pytest.mark.parametrize("index", ["Flat", "IVF5,PQ8x4fs"])
 def test_files_are_the_same_whatever_the_number_of_workers(tmp_path, index):
     table, rows = made_up(331)
