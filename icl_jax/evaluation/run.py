@@ -26,7 +26,7 @@ def define_flags() -> None:
     """The flags of this command; a wrong --evaluation.FIELD stops here already."""
     flags.DEFINE_string("model", None, "What is evaluated.")
     flags.DEFINE_list("tasks", None, f"Of {', '.join(TASKS)}.")
-    flags.DEFINE_string("data", None, "A folder with sts/, sick/, nq_open/ and glue/.")
+    flags.DEFINE_string("data", None, "The folder with the data of the tasks.")
     flags.DEFINE_string("tokenizer", None, "A folder, where it is not the model's own.")
     flags.DEFINE_string(
         "output",

@@ -13,6 +13,8 @@ from icl_jax.experiment.report.numbers import (
 )
 from icl_jax.files.step_folder import absolute
 
+_EVERY = "every other arm"
+
 
 def say_what_was_seen(comparison: dict, headline: Headline) -> str:
     """One sentence: the values of the arms that matter, and which differences are significant."""
@@ -26,7 +28,7 @@ def say_what_was_seen(comparison: dict, headline: Headline) -> str:
     for outcome, arms in found.items():
         if arms:
             every = len(arms) == len(cells) - 1 > 1
-            parts.append(_judge(outcome, "every other arm" if every else _join(arms),
+            parts.append(_judge(outcome, _EVERY if every else _join(arms),
                                 [cells[arm] for arm in arms], headline.kind.unit))  # fmt: skip
     return f"{'; '.join(parts)}."
 
@@ -81,10 +83,10 @@ def _judge(outcome: str, arms: str, cells: list[dict], items: str) -> str:
     over_seeds = [cell["p_seeds"] for cell in cells if cell["p_seeds"] is not None]
     largest, smallest = ("largest ", "smallest ") if len(cells) > 1 else ("", "")
     if outcome == "unclear":
-        arms = arms.replace("every other", "any other")
-        return (
-            f"the difference to {arms} is not significant ({smallest}adjusted p {show_p(min(ps))})"
-        )
+        p = f"({smallest}adjusted p {show_p(min(ps))})"
+        if arms == _EVERY:
+            return f"no difference to any other arm is significant {p}"
+        return f"the difference to {arms} is not significant {p}"
     if outcome == "on these seeds":
         why = f"{smallest}p {show_p(min(over_seeds))}" if over_seeds else "an arm's seeds are equal"
         return (

@@ -230,8 +230,8 @@ def test_a_lead_over_some_arms_and_no_difference_to_others():
 def test_no_difference_to_any_arm():
     said = seen(questions({"regular": 3, REFERENCE: 4, "task_only": 2}, regular=1, task_only=0.8))
     assert said == (
-        f"{REFERENCE} answers 4 of 400 questions, regular 3; the difference to any other arm is "
-        "not significant (smallest adjusted p 0.800)."
+        f"{REFERENCE} answers 4 of 400 questions, regular 3; no difference to any other arm is "
+        "significant (smallest adjusted p 0.800)."
     )
 
 
