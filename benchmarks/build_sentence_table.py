@@ -6,16 +6,17 @@ Rounds alternate, medians are compared; the start of the processes counts on bot
 Run: python benchmarks/build_sentence_table.py [--files=docs.jsonl.gz] [--tokenizer=FOLDER]
 """
 
-import argparse
 from collections.abc import Callable
 import json
 from pathlib import Path
 import tempfile
 import time
 
+from absl import flags
 import numpy as np
 import tokenizers as library
 
+from icl_jax.cli import Flag, command, number, several, whole
 from icl_jax.config import CorpusConfig
 from icl_jax.corpus import tokenizers
 from icl_jax.corpus.sentence_table import SentenceTable, build_table
@@ -26,21 +27,23 @@ VOCAB_SIZE = 8192
 SAMPLE_BYTES = 2_000_000  # of the text, for a tokenizer of our own
 
 
-def main() -> None:
+@command(
+    Flag("files=FILE,...", "the corpus; by default a made-up one", several(), ()),
+    Flag("tokenizer=FOLDER", "by default one trained on the text"),
+    Flag("megabytes=N", "size of a made-up corpus", whole(least=1), 16),
+    Flag("shard_megabytes=N", "size of a shard", number, 4.0),
+    Flag("workers=N", "processes of each side", whole(least=1), count_cores()),
+    Flag("rounds=N", "timed rounds of each side", whole(least=1), 3),
+    words="[more files ...]",
+)
+def main(options: flags.FlagValues, more: list[str]) -> None:
     """Prints both rates, and as the last line one JSON object."""
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--files", nargs="+", help="the corpus; default: a made-up one")
-    parser.add_argument("--tokenizer", help="folder; default: one trained on the text")
-    parser.add_argument("--megabytes", type=int, default=16, help="size of a made-up corpus")
-    parser.add_argument("--shard_megabytes", type=float, default=4.0)
-    parser.add_argument("--workers", type=int, default=count_cores())
-    parser.add_argument("--rounds", type=int, default=3)
-    options = parser.parse_args()
     shard_bytes = int(options.shard_megabytes * 1e6)
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
-        files = options.files or [str(make_corpus(folder / "made_up.jsonl", options.megabytes))]
-        config = CorpusConfig(files=tuple(files))
+        files = (*options.files, *more)
+        files = files or (str(make_corpus(folder / "made_up.jsonl", options.megabytes)),)
+        config = CorpusConfig(files=files)
         if options.tokenizer:
             tokenizer = tokenizers.load(options.tokenizer)
         else:

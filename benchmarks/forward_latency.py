@@ -6,7 +6,6 @@ all cores of this machine; rounds alternate, medians are compared. Needs the ext
 Run: python benchmarks/forward_latency.py [--rounds=7]
 """
 
-import argparse
 from collections.abc import Callable
 import json
 import os
@@ -14,21 +13,22 @@ import sys
 import tempfile
 import time
 
+from absl import flags
 from flax import nnx
 import jax
 import jax.numpy as jnp
 import numpy as np
 
+from icl_jax.cli import Flag, command, whole
 from icl_jax.models import huggingface
 
 SHAPE = (2, 256)
 
 
-def main() -> None:
+@command(Flag("rounds=N", "timed rounds of each side", whole(least=1), 7))
+def main(given: flags.FlagValues) -> None:
     """Prints a table, and as the last line one JSON object."""
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--rounds", type=int, default=7, help="timed rounds of each side")
-    rounds = parser.parse_args().rounds
+    rounds = given.rounds
     try:
         import torch
         import transformers

@@ -7,16 +7,17 @@ and the tokens must be the same. Needs the extra `hf`.
 Run: python benchmarks/generate.py [--rounds=7]
 """
 
-import argparse
 import json
 import os
 import sys
 import tempfile
 
+from absl import flags
 from forward_latency import alternate
 import jax
 import numpy as np
 
+from icl_jax.cli import Flag, command, whole
 from icl_jax.evaluation.generation.generate import Generator
 from icl_jax.models import huggingface
 
@@ -24,11 +25,10 @@ PROMPT, NEW = 32, 64  # tokens
 BATCH_SIZES = (1, 32)
 
 
-def main() -> None:
+@command(Flag("rounds=N", "timed rounds of each side", whole(least=1), 7))
+def main(given: flags.FlagValues) -> None:
     """Prints a table, and as the last line one JSON object."""
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--rounds", type=int, default=7, help="timed rounds of each side")
-    rounds = parser.parse_args().rounds
+    rounds = given.rounds
     try:
         import torch
         import transformers

@@ -7,7 +7,6 @@ of its own). Rounds alternate; each side is timed on a part of the queries and s
 Run: python benchmarks/neighbour_search.py [--vectors=FILE.npy | --workdir=DIR] [--quick]
 """
 
-import argparse
 from collections.abc import Callable
 import json
 from pathlib import Path
@@ -15,10 +14,12 @@ import resource
 import tempfile
 import time
 
+from absl import flags
 import faiss
 import numpy as np
 import pyarrow as pa
 
+from icl_jax.cli import Flag, command, whole
 from icl_jax.config import SearchConfig
 from icl_jax.retrieval.search.pool import Pool
 from icl_jax.retrieval.search.search import Search, open_engine
@@ -31,14 +32,14 @@ K = 10
 SHARD = 30_000  # about what a shard of 4 MB of text holds
 
 
-def main() -> None:
+@command(
+    Flag("vectors=FILE.npy", "sentence vectors, one row each"),
+    Flag("workdir=DIR", "a finished design stage, whose vectors are used"),
+    Flag("rounds=N", "timed rounds of each side", whole(least=1), 3),
+    Flag("quick", "only 100K vectors, made up", bool, False),
+)
+def main(args: flags.FlagValues) -> None:
     """Prints a table, and as the last line one JSON object about the largest pool."""
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--vectors", help=".npy file of sentence vectors, one row each")
-    parser.add_argument("--workdir", help="of a finished design stage: its vectors")
-    parser.add_argument("--rounds", type=int, default=3, help="timed rounds of each side")
-    parser.add_argument("--quick", action="store_true", help="only 100K vectors, made up")
-    args = parser.parse_args()
     faiss.omp_set_num_threads(count_cores())
     rows, source = read_vectors(args)
     sizes = [len(rows)] if args.quick else sorted({*(10_000, 100_000), len(rows)})
@@ -118,7 +119,7 @@ def alternate(
     return float(np.median(times[0][1:])), float(np.median(times[1][1:]))
 
 
-def read_vectors(args: argparse.Namespace) -> tuple[np.ndarray, str]:
+def read_vectors(args: flags.FlagValues) -> tuple[np.ndarray, str]:
     """The vectors, and what they are."""
     if args.vectors and not args.quick:
         return np.load(args.vectors, mmap_mode="r"), Path(args.vectors).name

@@ -8,13 +8,14 @@ computes, is timed alone.
 Run: python benchmarks/separation_rank.py [--rounds=3]
 """
 
-import argparse
 import json
 
+from absl import flags
 from forward_latency import alternate
 import jax
 import numpy as np
 
+from icl_jax.cli import Flag, command, whole
 from icl_jax.config import LinearAttentionConfig
 from icl_jax.theory.representations import analysed_network, balance, in_context, sequential
 from icl_jax.theory.separation_rank import grid_matrix
@@ -26,11 +27,10 @@ CONFIG = LinearAttentionConfig(
 )
 
 
-def main() -> None:
+@command(Flag("rounds=N", "timed rounds of each side", whole(least=1), 3))
+def main(given: flags.FlagValues) -> None:
     """Prints a table, and as the last line one JSON object."""
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--rounds", type=int, default=3, help="timed rounds of each side")
-    rounds = parser.parse_args().rounds
+    rounds = given.rounds
     a, b = np.random.default_rng(0).normal(size=(2, POINTS, CONFIG.embed_dim))
     with jax.enable_x64(True):
         model = balance(analysed_network(CONFIG), FIRST)

@@ -15,7 +15,6 @@ attention (no credit for skipped halves), over what the better of both libraries
 Run: python benchmarks/train_throughput.py [--rounds=7] [--cases=a,b,c] [--dropout=0.1]
 """
 
-import argparse
 import dataclasses
 import json
 import math
@@ -26,7 +25,10 @@ import sys
 import tempfile
 import time
 
+from absl.flags import FlagValues
 import numpy as np
+
+from icl_jax.cli import Flag, command, number, several, whole
 
 TUNABLES = {"GLIBC_TUNABLES": "glibc.malloc.hugetlb=1"}
 STEPS = 3  # timed in a round, after one that is not
@@ -63,18 +65,19 @@ CASES = {
 }
 
 
-def main() -> None:
+@command(
+    Flag("rounds=N", "timed rounds of each side", whole(least=1), 7),
+    Flag("cases=CASE,...", "which of a, b, c", several(), ("a", "b", "c")),
+    Flag("dropout=SHARE", "on both sides alike", number, 0.0),
+    Flag("sides=SIDE,...", "which of " + ", ".join(SIDES), several(), SIDES),
+    Flag("child=CASE,SIDE,FOLDER", "internal: a process that runs one side", several()),
+)
+def main(flags: FlagValues) -> None:
     """Prints a table, and as the last line one JSON object."""
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--rounds", type=int, default=7, help="timed rounds of each side")
-    parser.add_argument("--cases", default="a,b,c", help="which of a, b, c")
-    parser.add_argument("--dropout", type=float, default=0.0, help="on both sides alike")
-    parser.add_argument("--sides", default=",".join(SIDES), help="which of " + ", ".join(SIDES))
-    parser.add_argument("--child", nargs=3, metavar=("CASE", "SIDE", "FOLDER"), help="internal")
-    flags = parser.parse_args()
     if flags.child:
         key, side, folder = flags.child
-        return serve(CASES[key], side, folder, flags.dropout)
+        serve(CASES[key], side, folder, flags.dropout)
+        return
     results: dict = {"rounds": flags.rounds, "dropout": flags.dropout, **TUNABLES}
     # Other jobs do not slow both sides alike: PyTorch's threads spin while they wait.
     results["load_before"] = round(os.getloadavg()[0], 2)
@@ -84,10 +87,10 @@ def main() -> None:
     results["peak_gflops"] = round(peak / 1e9, 1)
     print(f"largest product: {peak / 1e9:.0f} GFLOP/s")
     print(f"{'case':20s} {'side':15s} {'tokens/s':>9s} {'of peak':>8s} {'memory':>9s} {'loss':>9s}")
-    for key in flags.cases.split(","):
-        results |= measure(key, flags.sides.split(","), flags.rounds, flags.dropout, peak)
+    for key in flags.cases:
+        results |= measure(key, list(flags.sides), flags.rounds, flags.dropout, peak)
     print("ratio: our tokens/s / theirs at their best, above 1 we are faster")
-    if "a" in flags.cases.split(","):
+    if "a" in flags.cases:
         rate = input_rate(CASES["a"])
         consumed = results["tokens_per_second_a_gpt_6x384"].get("ours", math.nan)
         results["tokens_per_second_input"] = round(rate)
@@ -135,7 +138,7 @@ def measure(key: str, sides: list[str], rounds: int, dropout: float, peak: float
 
 def start(key: str, side: str, folder: str, dropout: float) -> subprocess.Popen:
     """A process that runs one side of one case."""
-    command = [sys.executable, __file__, f"--dropout={dropout}", "--child", key, side, folder]
+    command = [sys.executable, __file__, f"--dropout={dropout}", f"--child={key},{side},{folder}"]
     pipe = subprocess.PIPE
     environment = {**os.environ, **TUNABLES, "JAX_PLATFORMS": "cpu"}
     return subprocess.Popen(command, stdin=pipe, stdout=pipe, env=environment, text=True)

@@ -121,8 +121,8 @@ class Cloud:
         self, tpu: Slice, command: list[str], pretend: list[dict] | None = None, **options
     ) -> tuple[list[dict], Answer]:
         """Runs tpu_host.py on all hosts; what each of them reports, and how gcloud ended."""
-        told = "\n".join(_REPORT + json.dumps(report) for report in pretend or [])
-        answer = self.call(tpu_slice.ssh(tpu, command), pretend=told, **options)
+        shown = "\n".join(_REPORT + json.dumps(report) for report in pretend or [])
+        answer = self.call(tpu_slice.ssh(tpu, command), pretend=shown, **options)
         lines = [line for line in answer.stdout.splitlines() if line.startswith(_REPORT)]
         reports = []
         for line in lines:
@@ -132,7 +132,7 @@ class Cloud:
 
 
 def check_gcloud() -> None:
-    """Raises where there is no gcloud."""
+    """Raises if there is no gcloud."""
     if shutil.which("gcloud") is None:
         raise LaunchError(
             "gcloud is not on the PATH: install the Google Cloud CLI "

@@ -60,7 +60,7 @@ def install(args) -> dict:
         record.unlink()
     installed = RUNS / "installed.json"
     before = json.loads(installed.read_text()).get("made_of") if installed.exists() else None
-    installed.unlink(missing_ok=True)  # until all is done: half an environment is made anew
+    installed.unlink(missing_ok=True)  # until all is done: half an environment is rebuilt
     shutil.rmtree(SOURCE, ignore_errors=True)
     with tarfile.open(HOME / "icl_jax_source.tar.gz") as archive:
         archive.extractall(SOURCE)
@@ -109,12 +109,12 @@ def start(args) -> dict:
     if is_alive(record):
         return report(args)
     if not (RUNS / "installed.json").exists():
-        sys.exit(f"{HOST}: icl_jax is not installed here; give `setup` first")
+        sys.exit(f"{HOST}: icl_jax is not installed here; run `setup` first")
     for name in ("exit", "asked_to_stop"):
         (RUNS / f"{args.run}.{name}").unlink(missing_ok=True)
     command = [sys.executable, __file__, "supervise", f"--run={args.run}", f"--logs={args.logs}"]
     command += [f"--upload-every={args.upload_every}"]
-    # Until it can act on a signal, it must not end by one: its own child would go on alone.
+    # Until it can act on a signal, it must not end by one: its own child would keep running alone.
     signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM})
     process = subprocess.Popen(
         [*command, "--", *args.arguments], cwd=HOME, start_new_session=True,
@@ -175,7 +175,7 @@ def upload(log: Path, folder: str) -> None:
 
 
 def report(args) -> dict:
-    """Whether the run runs here, how it ended, how far it is."""
+    """Whether the run is running here, how it ended, how far it is."""
     record, code = RUNS / f"{args.run}.run.json", RUNS / f"{args.run}.exit"
     log, failed = RUNS / f"{args.run}.log", RUNS / f"{args.run}.upload_failed"
     installed = RUNS / "installed.json"
@@ -214,7 +214,7 @@ def stop(args) -> dict:
 
 
 def is_alive(record: Path) -> bool:
-    """Whether the run of this record goes on; another process may have got its number since."""
+    """Whether the run of this record still runs; another process may have its number by now."""
     if not record.exists():
         return False
     pid = json.loads(record.read_text())["pid"]

@@ -88,13 +88,13 @@ class Job:
     hosts: int = 0
 
     def bring_up(self) -> None:
-        """Finds the slice, and what runs on it; else makes it. Then this run runs on it."""
+        """Attaches to the run on the slice, or starts it there, on a new slice if there is none."""
         node = self.cloud.describe(self.tpu, pretend=tpu_lifecycle.pretended(self.tpu))
         if node is not None:
             self.tpu = tpu_lifecycle.same_again(self.tpu, node)
             self.tpu.check()
         elif self.tpu.type is None:
-            raise LaunchError(f"there is no slice {self.tpu.name}; say its --type to create it")
+            raise LaunchError(f"there is no slice {self.tpu.name}; add --type to create it")
         if node is None or node["state"] in LOST:
             self.commit = committed(self.cloud, self.allow_dirty)
             self.rebuild()
@@ -109,7 +109,7 @@ class Job:
             self.prepare_and_start()
 
     def attach(self) -> bool:
-        """Whether this run runs here already, or has run to its end."""
+        """Whether this run is already running here, or has run to its end."""
         look = self._ask("report", pretend={"state": "none"})
         if len(look.reports) < self.hosts:
             raise LaunchError(f"{self.tpu.name}: not all hosts answered:\n{look.why_not_all}")

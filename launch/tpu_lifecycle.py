@@ -11,11 +11,11 @@ from launch.tpu_gcloud import Cloud, StockoutError
 from launch.tpu_slice import LABEL, LaunchError, LostError, Slice
 
 LOST = ("PREEMPTED", "TERMINATED", "DELETING")
-_ENDED = ("FAILED", "SUSPENDING", "SUSPENDED")  # states of a request that gives no slice any more
+_ENDED = ("FAILED", "SUSPENDING", "SUSPENDED")  # states of a request that will never give a slice
 
 
 def create(cloud: Cloud, tpu: Slice, timeout: float) -> dict:
-    """Makes the slice, or waits for one that is there already; how it is described, ready."""
+    """Creates the slice, or waits for an existing one; its description once it is ready."""
     how = ", ".join([tpu.type, *(["spot"] if tpu.spot else []), tpu.image])
     if tpu.queued:
         cloud.say(f"asking for {tpu.name} ({how}) in the queue of {tpu.zone}")
@@ -24,12 +24,12 @@ def create(cloud: Cloud, tpu: Slice, timeout: float) -> dict:
     started = time.monotonic()
     cloud.create(tpu, timeout)
     node = wait_until_ready(cloud, tpu, timeout - (time.monotonic() - started))
-    same_again(tpu, node)  # one that was there already may be of another type
+    same_again(tpu, node)  # an existing one may be of another type
     return node
 
 
 def create_when_free(cloud: Cloud, tpu: Slice, timeout: float) -> dict:
-    """As `create`; where the zone has none free, it asks again until the time is over."""
+    """As `create`, but if the zone has none free, it asks again until the time is over."""
     end = time.monotonic() + timeout
     while True:
         try:
@@ -42,8 +42,8 @@ def create_when_free(cloud: Cloud, tpu: Slice, timeout: float) -> dict:
 
 
 def wait_until_ready(cloud: Cloud, tpu: Slice, timeout: float) -> dict:
-    """Waits for the slice and tells each new state."""
-    started, told = time.monotonic(), None
+    """Waits for the slice and prints each new state."""
+    started, shown = time.monotonic(), None
     while True:
         node = cloud.describe(tpu, pretend=pretended(tpu))
         state = node["state"] if node else "not there yet"
@@ -61,14 +61,14 @@ def wait_until_ready(cloud: Cloud, tpu: Slice, timeout: float) -> dict:
                 f"{tpu.name} was {state} after --timeout={timeout:.0f} seconds; it may still "
                 "come: `status` shows it, `delete` gives it up"
             )
-        if state != told:
+        if state != shown:
             cloud.say(f"{tpu.name}: {state}, {waited:.0f} s")
-            told = state
+            shown = state
         cloud.wait()
 
 
 def _request_state(cloud: Cloud, tpu: Slice) -> str:
-    """Where the request is in the queue; raises where it has ended."""
+    """The state of the request in the queue; raises if it has ended."""
     request = cloud.describe(tpu, request=True)
     if request is None:
         return "not in the queue yet"
@@ -86,7 +86,7 @@ def _request_state(cloud: Cloud, tpu: Slice) -> str:
 
 @dataclasses.dataclass(frozen=True)
 class Found:
-    """What there is under a name: a slice, a request in the queue, both or none."""
+    """What exists under a name: a slice, a request in the queue, both or neither."""
 
     node: dict | None
     request: dict | None

@@ -15,13 +15,13 @@ _ARCHIVE = "icl_jax_source.tar.gz"
 
 
 def committed(cloud: Cloud, allow_dirty: bool) -> str:
-    """The commit to send; what is not committed would silently stay behind, so it is refused."""
+    """The commit to send; uncommitted changes would silently stay behind, so they are refused."""
     git = ["git", "-C", str(ROOT)]
     changes = cloud.must("git status", [*git, "status", "--porcelain"])
     if changes.stdout.strip() and not allow_dirty:
         raise LaunchError(
             "there are changes that are not committed, and only commits are sent: commit them, or "
-            f"say --allow-dirty to send the last commit without them:\n{changes.stdout.rstrip()}"
+            f"use --allow-dirty to send the last commit without them:\n{changes.stdout.rstrip()}"
         )
     return cloud.must("git rev-parse", [*git, "rev-parse", "HEAD"], pretend="HEAD").stdout.strip()
 
@@ -43,7 +43,7 @@ def setup(cloud: Cloud, tpu: Slice, hosts: int, commit: str) -> None:
 
 
 def send(cloud: Cloud, tpu: Slice, commit: str, folder: Path) -> None:
-    """Copies the source of a commit, and the script that the hosts are called by."""
+    """Copies the source of a commit, and the script that runs on the hosts."""
     archive = str(folder / _ARCHIVE)
     pack = ["git", "-C", str(ROOT), "archive", "--format=tar.gz", f"--output={archive}", commit]
     cloud.must("git archive", pack)
@@ -70,14 +70,14 @@ def count_devices(cloud: Cloud, tpu: Slice, hosts: int) -> None:
             )
     counts = {report["host"]: report["devices"] for report in reports}
     if set(counts.values()) != {expected}:
-        told = ", ".join(f"{name} {count}" for name, count in counts.items())
+        shown = ", ".join(f"{name} {count}" for name, count in counts.items())
         raise LaunchError(
-            f"a {tpu.type} has {expected} devices for JAX, but the hosts see: {told}; delete the "
+            f"a {tpu.type} has {expected} devices for JAX, but the hosts see: {shown}; delete the "
             "slice and create it again, or look at one host with `ssh`"
         )
     if sorted(report["process"] for report in reports) != list(range(hosts)):
-        told = ", ".join(f"{report['host']} {report['process']}" for report in reports)
-        raise LaunchError(f"processes must be numbered 0 to {hosts - 1}, but hosts say: {told}")
+        shown = ", ".join(f"{report['host']} {report['process']}" for report in reports)
+        raise LaunchError(f"processes must be numbered 0 to {hosts - 1}, but hosts say: {shown}")
     cloud.say(f"{hosts} host(s) see {expected} devices")
 
 

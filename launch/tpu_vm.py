@@ -1,4 +1,4 @@
-"""Runs an experiment on a Cloud TPU slice: makes it, sets it up, survives pre-emption, deletes it.
+"""Runs an experiment on a Cloud TPU slice: creates, sets up and deletes it, survives pre-emption.
 
 python -m launch.tpu_vm create --name=my-tpu --zone=us-west4-a --type=v5litepod-16 --spot --queued
 python -m launch.tpu_vm setup  --name=my-tpu --zone=us-west4-a
@@ -23,7 +23,7 @@ from launch.tpu_watch import watch
 
 
 def main(argv: Sequence[str] | None = None) -> None:
-    """Reads the command line, checks all of it, then does one command."""
+    """Reads and checks the whole command line, then runs one command."""
     words = list(sys.argv[1:] if argv is None else argv)
     split = words.index("--") if "--" in words else len(words)
     parser = make_parser()
@@ -43,13 +43,13 @@ def main(argv: Sequence[str] | None = None) -> None:
     except LaunchError as error:
         sys.exit(f"error: {error}")
     except KeyboardInterrupt:
-        goes_on = "; the run goes on, the same command attaches to it"
-        print(f"\nstopped{goes_on if args.command == 'run' else ''}", file=sys.stderr)
+        continues = "; the run continues, rerun the command to attach to it"
+        print(f"\nstopped{continues if args.command == 'run' else ''}", file=sys.stderr)
         sys.exit(130)
 
 
 def make_parser() -> argparse.ArgumentParser:
-    """All flags; each command takes those that concern it and leaves the others alone."""
+    """All flags; each command uses those that concern it and ignores the others."""
     parser = argparse.ArgumentParser(
         prog="python -m launch.tpu_vm",
         description=__doc__,
@@ -109,12 +109,12 @@ def run(cloud: Cloud, tpu: Slice, args) -> None:
     if not args.detach:
         watch(job, args.max_restarts)
     if cloud.dry_run and tpu.type is not None:
-        print("# where the slice is lost, before the run goes on:")
+        print("# if the slice is lost, before the run continues:")
         job.rebuild()
 
 
 def status(cloud: Cloud, tpu: Slice, args) -> None:
-    """Tells the state of the slice, of its request and of the run on each host."""
+    """Prints the state of the slice, of its request and of the run on each host."""
     found = tpu_lifecycle.find(cloud, tpu)
     if found.request is not None:
         cloud.say(f"request: {found.request['state']['state']}")
@@ -131,7 +131,7 @@ def status(cloud: Cloud, tpu: Slice, args) -> None:
         line = report["step_line"] or (report["tail"] or ["nothing logged"])[-1]
         cloud.say(f"{report['host']}: {how}, {line}")
         if report["upload_failed"]:
-            cloud.say(f"{report['host']}: its log does not reach the bucket: "
+            cloud.say(f"{report['host']}: its log was not copied to the bucket: "
                       f"{report['upload_failed']}")  # fmt: skip
     if look.state == "READY" and len(look.reports) < hosts:
         cloud.say(f"{hosts - len(look.reports)} host(s) did not report; not set up yet?\n"
@@ -163,10 +163,10 @@ def delete(cloud: Cloud, tpu: Slice, args) -> None:
         raise LaunchError(f"there is nothing called {tpu.name} in {tpu.zone}")
     if found.is_ours and not args.yes and not cloud.dry_run:
         state = found.node["state"] if found.node else "in the queue"
-        print(f"{tpu.name} ({state}) and all that is only on its hosts will be deleted.")
-        print("A `run` that watches it creates it again: end that one first.")
+        print(f"{tpu.name} ({state}) and everything that is only on its hosts will be deleted.")
+        print("A `run` that is watching it would create it again: end that first.")
         try:
-            typed = input("Type its name to go on: ")
+            typed = input("Type its name to continue: ")
         except EOFError:
             typed = ""
         if typed.strip() != tpu.name:

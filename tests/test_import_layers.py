@@ -23,7 +23,7 @@ LAYERS = [
     {"experiment"},
     {"theory", "sandboxes"},
     {"studies"},
-    {"main"},
+    {"main", "example_design"},  # commands; the former names of two
 ]
 LEVEL = {name: level for level, names in enumerate(LAYERS) for name in names}
 APART = {"corpus", "models", "data", "theory", "sandboxes"}  # neighbours that don't know each other
@@ -118,3 +118,11 @@ def test_workers_import_what_they_run_without_jax():
     code += "; print({'jax', 'sklearn', 'apache_beam'} & set(sys.modules))"
     run = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert run.stdout.strip() == "set()"
+
+
+def test_training_knows_of_a_design_only_where_it_lies():
+    for room in ("data", "models", "training"):
+        for path in (PACKAGE / room).rglob("*.py"):
+            modules = {".".join(name.split(".")[1:3]) for name in imported_modules(path)}
+            others = {name for name in modules if name.startswith(("design.", "retrieval."))}
+            assert others <= {"design.folders"}, f"{path.name} imports {sorted(others)}"

@@ -10,7 +10,7 @@ from icl_jax.config.checks import (
     require_share,
 )
 from icl_jax.config.model import DTYPES
-from icl_jax.design.arms import ARMS
+from icl_jax.design.arms import ARMS, own_strategies
 
 CORPUS_FORMATS = ("auto", "text", "jsonl", "wikiextractor", "parquet")
 TEXT_DOCUMENTS = ("file", "block", "line")
@@ -19,7 +19,6 @@ STORES = ("float16", "float32")
 ENGINES = ("faiss", "jax")
 RUNNERS = ("local", "beam")
 PACKED, ONE_QUERY = ROWS = ("packed", "one_query")
-GAIN_STRATEGIES = ("contiguous", "neighbours", "shared_entity", "document_path")
 JAX_INDEXES = ("auto", "exact", "approximate")
 MIN_TRAINED_VOCABULARY = 257
 MAX_NEIGHBOURS = 500  # a query is given 2,048 candidates at most
@@ -144,9 +143,7 @@ class SearchConfig:
 class ExamplesConfig:
     """Which sentences share a training example, in which arms of a comparison."""
 
-    # contiguous (regular pretraining), task_only (the queries alone), neighbours_in_context,
-    # random_in_context, neighbours_in_batch, random_in_batch (Levine et al. 2022, section 3.1),
-    # document_path (Shi et al. 2024), shared_entity.
+    # Names of `design/arms.py`; docs/designing.md says what each is.
     arms: tuple[str, ...] = (
         "contiguous", "neighbours_in_context", "random_in_context", "neighbours_in_batch",
         "random_in_batch",
@@ -164,7 +161,7 @@ class ExamplesConfig:
     # its sentences easier in context than apart, by more than `min_gain` nats per token. "": all.
     gain_model: str = ""
     min_gain: float = 0.0
-    # Whose groups are filtered so; those of random and task_only follow neighbours.
+    # Whose groups are filtered so; strategies that are made from others follow these.
     gain_strategies: tuple[str, ...] = ("neighbours", "shared_entity", "document_path")
     evaluation_files: tuple[str, ...] = ()  # whose overlap with the examples the data card tells
     # Of the sentences that the arms random_* deal to a query, those with a cosine above
@@ -178,7 +175,7 @@ class ExamplesConfig:
         for arm in self.arms:
             require_choice(found, "arms: each", arm, tuple(ARMS))
         for strategy in self.gain_strategies:
-            require_choice(found, "gain_strategies: each", strategy, GAIN_STRATEGIES)
+            require_choice(found, "gain_strategies: each", strategy, tuple(own_strategies()))
         if len(set(self.arms)) < len(self.arms) or not self.arms:
             found.append(f"arms must be different ones, at least one, got {self.arms}")
         require_choice(found, "rows", self.rows, ROWS)

@@ -1,6 +1,6 @@
-"""The corpora that need no file: `builtin:encyclopaedia`, about people who never lived.
+"""The built-in corpus `builtin:encyclopaedia`, about people who never lived.
 
-Each of them has four facts: birthplace, profession, teacher and a work. Each fact is stated in four
+Each person has four facts: birthplace, profession, teacher and a work. Each fact is stated in four
 documents, each time in other words: in the article on the person; in that on the town or the work,
 or in a register; in an almanac; in a letter. Quiz pages ask about one half of the people and do not
 answer. `questions()` asks about the other half, of whom no document asks anything.
@@ -17,10 +17,11 @@ import json
 from pathlib import Path
 from typing import NamedTuple
 
-from absl import app, flags
+from absl import flags
 import google_crc32c
 import numpy as np
 
+from icl_jax.cli import Flag, command
 from icl_jax.config import ConfigError
 from icl_jax.corpus import builtin_words as words
 from icl_jax.files.step_folder import beside
@@ -222,9 +223,10 @@ def _make(source: str) -> tuple[list[dict], list[dict]]:
 _BUILTIN: dict[str, tuple[Callable, Callable]] = {"encyclopaedia": (documents, questions)}
 
 
-def main(_: Sequence[str]) -> None:
+@command(Flag("to=FOLDER", "the folder to write to", required=True))
+def main(given: flags.FlagValues) -> None:
     """Writes the encyclopaedia and its questions into a folder."""
-    folder = Path(flags.FLAGS.to)
+    folder = Path(given.to)
     folder.mkdir(parents=True, exist_ok=True)
     for name, rows in {"documents": list(documents()), "questions": questions()}.items():
         with beside(folder / f"{name}.jsonl") as partial:
@@ -233,5 +235,4 @@ def main(_: Sequence[str]) -> None:
 
 
 if __name__ == "__main__":
-    flags.DEFINE_string("to", None, "The folder.", required=True)
-    app.run(main)
+    main()

@@ -86,8 +86,8 @@ def files_checksum(files: Iterable[str | os.PathLike]) -> str:
     return _files_checksum(tuple((name, file_version(name)) for name in names))
 
 
-def model_checksum(folder: str) -> str:
-    """Of the files that a model folder's weights and config are in."""
+def model_checksum(folder: str | os.PathLike) -> str:
+    """Of the files of a model folder: its config and its weights."""
     return files_checksum([Path(folder) / "config.json", *Path(folder).glob("*.safetensors")])
 
 

@@ -1,7 +1,7 @@
 """Which sentences share a training example.
 
-`build.py` runs it all. A strategy (`contiguous`, `neighbour_groups`, `random_groups`, `task_only`,
-`document_path`, `shared_entity`) writes groups of sentences (`groups.py`), which `gain_filter.py`
-may thin out; `records.py` writes them as TFRecords, laid out in context or in batch (`layout.py`).
-`explain.py` and `card/` show what came out, `export.py` hands it to other trainers.
+`arms.py` is the table of arms; `stage.py` runs every step in order. A strategy of `strategies/`
+makes groups of sentences (`groups.py`), which `gain/` may filter; `records/` writes them as
+TFRecords, laid out in context or in batch. `explain/` and `card/` show the result,
+`contamination/` compares it with evaluation files, and `export.py` converts it for other trainers.
 """

@@ -1,10 +1,10 @@
-"""Writes an arm as Parquet for trainers that cut attention at end-of-text tokens or by segments.
+"""Writes an arm as Parquet for trainers that cut attention by their own rules.
 
 python -m icl_jax.design.export --workdir=DIR --arm=ARM --to=FOLDER --rules=eos \\
     --row_length=1024
 
-Our records have one group id per token; these trainers have none, and work out by rules of their
-own which tokens see each other. What is relied on, by --rules:
+Our records have one group id per token; these trainers have none and work out by rules of their
+own which tokens see each other. The export relies on these, by --rules:
 
 eos: rows of exactly --row_length tokens. The token after an end-of-text opens a new segment, the
   end-of-text itself closes the one before, a row's first token opens one too; attention stays
@@ -21,50 +21,72 @@ rows: one group in a row of its own, not padded. MaxText's own pipelines (datase
   one segment, and pack whole rows up to max_target_length.
 """
 
-import argparse
 from collections.abc import Iterator
+import json
 from pathlib import Path
 import shutil
-import sys
 
+from absl import flags
 from etils import epath
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from icl_jax.config import ConfigError, StageError
+from icl_jax.cli import Flag, command, one_of, whole
+from icl_jax.config import StageError
 from icl_jax.corpus.tokenizers import Tokenizer
 from icl_jax.data.shards import find_shards
 from icl_jax.data.tfrecord import decode_example, scan_records
 from icl_jax.design.folders import DesignFolders, arm_folder
-from icl_jax.design.records.export_notes import write_notes
-from icl_jax.design.records.packing import pack_rows
+from icl_jax.design.records.rows import pack_rows
 from icl_jax.files.remote import is_remote
-from icl_jax.files.step_folder import beside, read_inputs, read_results
+from icl_jax.files.step_folder import beside, read_inputs, read_results, write_json
 from icl_jax.workers.local import progress_bar
 
 RULES = ("eos", "segments", "rows")
+_SETTINGS = {
+    "eos": """\
+Every row has exactly {row_length} tokens in `input_ids`; `loss_weights` is 0 where the next token
+belongs to another group. A group ends with the end-of-text token {eos}, and attention must be cut
+there; without the cut, groups that share a row see each other.
+
+Levanter: a data component with `format: {{type: prebuilt, input_ids_key: input_ids,
+loss_weights_key: loss_weights}}`, `block_cross_document_attention: true`, the tokenizer in this
+folder, and a model of {row_length} positions. Other trainers: attention mask and positions reset
+at end-of-text; blocks of {row_length} tokens where rows are joined and cut again.
+""",
+    "segments": """\
+Every row has {row_length} tokens in `inputs`, with `inputs_segmentation` (0: padding) and
+`inputs_position`, the names of MaxText's batches. Attention must stay within a segment, and the
+loss must leave out segment 0. For input pipelines that pass these columns on as they are.
+""",
+    "rows": """\
+Every row is one group, in `tokens`, at most {row_length} of them. The trainer must make each row a
+segment of its own; it may pack whole rows, never cut one.
+
+MaxText, with the path of this folder for FOLDER: `dataset_type=hf hf_path=parquet
+hf_train_files=FOLDER/data/*.parquet` (or `dataset_type=grain grain_file_type=parquet
+grain_train_files=FOLDER/data/*.parquet`), `train_data_columns=['tokens'] tokenize_train_data=False
+packing=True max_target_length={row_length} vocab_size={vocab_size}` (or more), and
+`tokenizer_path=FOLDER/tokenizer`.
+""",
+}
 
 
-def main(argv: list[str] | None = None) -> None:
-    """Reads the flags and exports; what cannot be is told in one line."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    parser.add_argument("--workdir", required=True, help="of a run with --stages=design")
-    parser.add_argument("--arm", required=True, help="one of design.examples.arms")
-    parser.add_argument("--to", required=True, help="the folder to write, new or empty")
-    parser.add_argument("--rules", required=True, choices=RULES, help="see above")
-    parser.add_argument("--row_length", required=True, type=int, help="tokens the trainer takes")
-    args = parser.parse_args(argv)
-    try:
-        counts = export(args.workdir, args.arm, args.to, args.rules, args.row_length)
-    except (ConfigError, StageError) as error:
-        sys.exit(f"error: {error}")
+@command(
+    Flag("workdir=DIR", "the workdir of a run with --stages=design", required=True),
+    Flag("arm=ARM", "one of design.examples.arms", required=True),
+    Flag("to=FOLDER", "the folder to write, new or empty", required=True),
+    Flag("rules=RULES", f"one of {', '.join(RULES)}: see above", one_of(*RULES), required=True),
+    Flag("row_length=N", "how many tokens the trainer takes", whole(), required=True),
+)
+def main(given: flags.FlagValues) -> None:
+    """Exports, and says what was written."""
+    counts = export(given.workdir, given.arm, given.to, given.rules, given.row_length)
     print(
-        f"{counts['groups']:,} groups in {counts['rows']:,} rows of {args.arm} written to "
-        f"{args.to}; {counts['filled']:.1%} of the places hold their tokens. The settings for the "
-        f"trainer are in {Path(args.to) / 'README.md'}"
+        f"{counts['groups']:,} groups in {counts['rows']:,} rows of {given.arm} written to "
+        f"{given.to}; {counts['filled']:.1%} of the places hold their tokens. The settings for the "
+        f"trainer are in {Path(given.to) / 'README.md'}"
     )
 
 
@@ -93,7 +115,7 @@ def export(workdir: str, arm: str, to: str | Path, rules: str, row_length: int) 
             bar.update(shard.stat().length)
     places = counts["tokens"] if rules == "rows" else counts["rows"] * row_length
     counts["filled"] = round(counts["tokens"] / places, 4)
-    write_notes(partial, arm, rules, row_length, tokenizer, counts)
+    _write_notes(partial, arm, rules, row_length, tokenizer, counts)
     if to.exists():
         to.rmdir()  # empty
     partial.replace(to)
@@ -112,7 +134,7 @@ def _check(folder: epath.Path, arm: str, to: str | Path, row_length: int) -> Non
     if read_inputs(folder)["layout"] == "in_batch":
         raise StageError(
             f"the arm {arm} keeps a group's sentences together in a batch, which other trainers "
-            "would shuffle apart, so that nothing of its design were left; export an arm whose "
+            "would shuffle apart, so that nothing of its design would be left; export an arm whose "
             "groups share a context, or train this one here"
         )
     longest = read_results(folder)["longest_group"]
@@ -195,6 +217,38 @@ def _fill_rows(
 def _lists(values_RT: np.ndarray) -> pa.ListArray:
     offsets = np.arange(0, values_RT.size + 1, values_RT.shape[1], dtype=np.int32)
     return pa.ListArray.from_arrays(offsets, values_RT.ravel())
+
+
+def _write_notes(
+    folder: Path, arm: str, rules: str, row_length: int, tokenizer: Tokenizer, counts: dict
+) -> None:
+    """Writes README.md, export.json and the tokenizer as `transformers` opens it."""
+    facts = {
+        "arm": arm,
+        "rules": rules,
+        "row_length": row_length,
+        "vocab_size": tokenizer.vocab_size,
+        **tokenizer.special_ids,
+        **counts,
+    }
+    write_json(folder / "export.json", facts)
+    _write_tokenizer(folder / "tokenizer", tokenizer)
+    settings = _SETTINGS[rules].format(
+        row_length=row_length, eos=tokenizer.end_of_text_id, vocab_size=tokenizer.vocab_size
+    )
+    with beside(folder / "README.md") as partial:
+        partial.write_text(
+            f"# {arm}\n\n{counts['groups']:,} groups in {counts['rows']:,} rows: `data/*.parquet`. "
+            f"The model needs a vocabulary of {tokenizer.vocab_size} ids;\n"
+            f"{tokenizer.separator_id} is the separator between the sentences of a group.\n\n"
+            f"{settings}"
+        )
+
+
+def _write_tokenizer(folder: Path, tokenizer: Tokenizer) -> None:
+    folder.mkdir()
+    write_json(folder / "tokenizer.json", json.loads(tokenizer.library.to_str()))
+    write_json(folder / "tokenizer_config.json", tokenizer.settings)
 
 
 if __name__ == "__main__":

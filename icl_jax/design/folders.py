@@ -1,4 +1,4 @@
-"""Where the design stage keeps what; light enough for every worker process to import."""
+"""The folders of a design and its arms; light enough for every worker process to import."""
 
 import json
 import os
@@ -13,14 +13,14 @@ from icl_jax.files.remote import is_remote
 from icl_jax.files.step_folder import absolute
 from icl_jax.workers.local import Runner
 
-# What tells how far a design is: all that is fetched of one at a URL before a step is opened.
-_TOLD = frozenset({"inputs.json", "results.json", "config.json", "kept.json"})
+# These say how far a design is: all that is fetched of one at a URL before a step is opened.
+_STATE = frozenset({"inputs.json", "results.json", "config.json", "kept.json"})
 PREFIX = "design:"  # a source called design:contiguous is that arm of the same workdir
 BRANCHES = "branches"  # of a workdir: the workdirs of the runs that branch off
 
 
 class DesignFolders:
-    """Where the steps of the design stage lie in a workdir; of one at a URL, its local copy."""
+    """The folders of the steps in a workdir; if it is at a URL, those of its local copy."""
 
     def __init__(self, workdir: str | os.PathLike):
         self._place = epath.Path(workdir) / "design"
@@ -28,35 +28,33 @@ class DesignFolders:
         self.config = self.path / "config.json"
         self.tokenizer = self.path / "tokenizer"
         self.corpus = self.path / "corpus"
-        self.queries = self.path / "queries"  # not there where the corpus is searched with itself
-        self.encoder = self.path / "encoder"  # not there where the encoder is a published one
+        self.queries = self.path / "queries"  # missing if the corpus is searched with itself
+        self.encoder = self.path / "encoder"  # missing if the encoder is a published one
         self.corpus_vectors = self.path / "corpus_vectors"
         self.query_vectors = self.path / "query_vectors"
         self.neighbours = self.path / "neighbours"
-        self.entity_neighbours = self.path / "entity_neighbours"  # of the strategy shared_entity
         self.groups = self.path / "groups"  # a folder for each strategy
         self.arms = self.path / "arms"  # a folder of records for each arm
         self.overlap = self.path / "overlap"
         self.card = self.path / "card.html"
-        # Of workers elsewhere: where they leave their results.
-        self.beam = self.path / "beam"
+        self.beam = self.path / "beam"  # where workers elsewhere leave their results
         if is_remote(workdir):
             self.beam = self.path.with_name(f"{self.path.name}-beam")  # nothing to be kept
-            mirror.fetch(self.path, _TOLD)
+            mirror.fetch(self.path, _STATE)
             mirror.fetch(self.tokenizer)
 
     def runner(self, design: DesignConfig) -> Runner:
-        """What works on the shards."""
+        """Runs the work on the shards."""
         return Runner.of(design, self.beam, str(self._place))
 
     @property
     def has_queries(self) -> bool:
-        """Whether the sentences of a task ask, not those of the corpus."""
+        """Whether the queries are the sentences of a task, not those of the corpus."""
         return bool(json.loads(self.config.read_text())["queries"]["files"])
 
 
 def shard_bytes_of(design: DesignConfig) -> int:
-    """How much text a shard has."""
+    """How many bytes of text a shard has."""
     return max(1, round(design.shard_megabytes * 1e6))
 
 
@@ -73,7 +71,7 @@ def is_arm(source: str) -> bool:
 
 
 def arm_folder(workdir: epath.PathLike, arm: str) -> epath.Path:
-    """The records of an arm that was built; stops, with those that were, if it was not."""
+    """The records of an arm; stops if it was not built, and names those that were."""
     folder = design_workdir(workdir) / "design" / "arms" / arm
     if not (folder / "results.json").exists():
         built = sorted(path.parent.name for path in folder.parent.glob("*/results.json"))

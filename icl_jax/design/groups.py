@@ -1,7 +1,7 @@
 """Groups on disk: which sentences share a context. One Arrow file per shard of a strategy.
 
-A strategy writes `groups-00000.arrow`, ... into its folder; everything behind it (gain filter,
-records, data card) reads groups and does not know how they came about.
+A strategy writes `groups-00000.arrow`, ... into its folder; everything after it (gain filter,
+records, data card) reads groups, whatever strategy made them.
 """
 
 from collections.abc import Sequence
@@ -23,8 +23,8 @@ NO_SCORE = np.float32(np.nan)  # the similarity of a sentence that was not chose
 class GroupShard:
     """Groups one after the other; group i has the sentences from offsets[i] to offsets[i + 1].
 
-    A strategy whose groups are running text gives their tokens too (without special ones at either
-    end), and where in its group's tokens each sentence begins.
+    If groups are running text, they have their tokens too (without special ones at either end), and
+    the place where each sentence begins in the tokens of its group.
     """
 
     offsets: np.ndarray  # int64, one more than groups
@@ -47,12 +47,12 @@ class Groups:
 
     @classmethod
     def open(cls, folder: Path) -> "Groups":
-        """What a strategy wrote to its end."""
+        """The groups of a finished strategy."""
         results = read_results(folder)
         if results is None:
             raise StageError(
-                f"{folder} holds no finished groups; run the stage design, with this --workdir, "
-                "to its end"
+                f"{folder} holds no finished groups; run the design stage with this --workdir to "
+                "the end"
             )
         return cls([read_groups(folder, shard) for shard in range(results["shards"])], results)
 
@@ -74,7 +74,7 @@ class Groups:
 
     @property
     def sizes(self) -> np.ndarray:
-        """Of every group, how many sentences it has."""
+        """How many sentences each group has."""
         sizes = [np.diff(shard.offsets) for shard in self.shards]
         return np.concatenate([np.empty(0, np.int64), *sizes])
 
@@ -82,7 +82,7 @@ class Groups:
 def write_groups(
     folder: Path, index: int, groups: GroupShard, counts: dict[str, int] | None = None
 ) -> None:
-    """Writes one shard, whole or not at all; `counts` go along, besides those of every strategy."""
+    """Writes one shard, whole or not at all, with `counts` besides those of every strategy."""
     columns = {
         "sentence_ids": _lists(groups.offsets, groups.ids, np.int64),
         "similarities": _lists(groups.offsets, groups.similarities, np.float32),
@@ -112,23 +112,23 @@ def read_groups(folder: Path, index: int) -> GroupShard:
 
 
 def read_counts(folder: Path, index: int) -> dict[str, int]:
-    """The counts that went along with a finished shard."""
+    """The counts that were written with a shard."""
     return json.loads(read_batch(group_file(folder, index)).schema.metadata[b"counts"])
 
 
 def read_keep(folder: Path, index: int, count: int) -> np.ndarray:
-    """Which groups of a shard the gain filter kept; all where it did not run."""
+    """Which groups of a shard the gain filter kept; all if it did not run."""
     file = keep_file(folder, index)
     return np.load(file) if file.exists() else np.ones(count, bool)
 
 
 def keep_file(folder: Path, index: int) -> Path:
-    """Where the gain filter says which groups of a shard it keeps."""
+    """The file in which the gain filter says which groups of a shard it keeps."""
     return folder / f"keep-{index:05d}.npy"
 
 
 def group_file(folder: Path, index: int) -> Path:
-    """Where the groups of a shard lie."""
+    """The file of the groups of a shard."""
     return folder / f"groups-{index:05d}.arrow"
 
 

@@ -13,13 +13,13 @@ from icl_jax.config import (
 )
 
 _WIKIPEDIA = CorpusConfig(files=("tfds:wikipedia/20230601.en",))
-# RoBERTa-large of sentence-transformers, cosine above 0.8. The paper names no number of neighbours,
-# it takes all that fit into 256 tokens: 20 of 12 tokens each do.
+# RoBERTa-large of sentence-transformers, cosine above 0.8. The paper names no number of neighbours:
+# it takes all that fit into 256 tokens, which is 20 of 12 tokens each.
 _ENCODER = EncoderConfig(folder="models/all-roberta-large-v1")
 _SEARCH = SearchConfig(neighbours=20, min_similarity=0.8)
 
 PRESETS: dict[str, DesignConfig] = {
-    # Section 3.2: every sentence of the corpus asks, the corpus answers.
+    # Section 3.2: every sentence of the corpus is a query, and the corpus is searched.
     "knn-pretraining": DesignConfig(
         corpus=_WIKIPEDIA,
         tokenizer=TokenizerConfig(folder="tokenizers/gpt2"),
@@ -28,7 +28,7 @@ PRESETS: dict[str, DesignConfig] = {
         examples=ExamplesConfig(arms=("contiguous", "neighbours_in_context"), max_tokens=256),
         shard_megabytes=64,
     ),
-    # Section 3.1: the sentences of a task ask, the corpus answers; with every arm of table 1.
+    # Section 3.1: the sentences of a task are the queries; with every arm of table 1.
     "knn-tapt": DesignConfig(
         corpus=_WIKIPEDIA,
         queries=CorpusConfig(

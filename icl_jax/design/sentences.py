@@ -13,7 +13,7 @@ from icl_jax.design.folders import DesignFolders
 class Sentences:
     """Sentence and document ids of the corpus are those of its table; those of queries follow.
 
-    Where the corpus is searched with its own sentences, every sentence of it is a query.
+    If the corpus is searched with its own sentences, every sentence of it is a query.
     """
 
     def __init__(self, corpus: SentenceTable, queries: SentenceTable | None = None):
@@ -25,7 +25,7 @@ class Sentences:
 
     @classmethod
     def open(cls, workdir: str | Path, has_queries: bool | None = None) -> "Sentences":
-        """Those of a workdir; None: of a finished build, which says whether it has queries."""
+        """Those of a workdir; None: of a finished build, which knows whether it has queries."""
         folders = DesignFolders(workdir)
         if has_queries is None:
             has_queries = folders.has_queries
@@ -42,11 +42,11 @@ class Sentences:
 
     @property
     def query_table(self) -> SentenceTable:
-        """The table of the sentences that ask; its sentence i has the id `first_query + i`."""
+        """The table of the queries; its sentence i has the id `first_query + i`."""
         return self.queries or self.corpus
 
     def lengths_of(self, ids: np.ndarray) -> np.ndarray:
-        """How many tokens these sentences have."""
+        """How many tokens each of these sentences has."""
         return self._look_up("lengths", ids, 0)
 
     def documents_of(self, ids: np.ndarray) -> np.ndarray:

@@ -1,68 +1,79 @@
 """The design stage: from a corpus to the records of every arm, and their data card.
 
-Every step has its folder in WORKDIR/design; a complete one is taken as it is, a begun one goes on.
-All arms of a build are made from the same sentences, so that they differ in arrangement alone.
+Every step has its folder in WORKDIR/design; a complete one is kept, a started one continues. All
+arms of a build are made from the same sentences, so that they differ in arrangement alone.
 """
 
-from collections.abc import Callable
 import dataclasses
+import itertools
 import os
 from pathlib import Path
 
+from jax.sharding import Mesh
+
 from icl_jax.cli import suggest
-from icl_jax.config import ConfigError, DesignConfig, ExamplesConfig, ExperimentConfig, StageError
-from icl_jax.config.tree import to_dict
+from icl_jax.config import (
+    ConfigError,
+    CorpusConfig,
+    DesignConfig,
+    ExperimentConfig,
+    StageError,
+)
+from icl_jax.config.tree import find_problems, to_dict
+from icl_jax.corpus.files import describe_files
+from icl_jax.corpus.sentence_table import SentenceTable, build_table
+from icl_jax.corpus.sentences import RULES_VERSION
 from icl_jax.corpus.tokenizers import Tokenizer, load
-from icl_jax.design.arms import ARMS, NEED_NEIGHBOURS, strategies_of
+from icl_jax.corpus.train_tokenizer import sample_sentences, train
+from icl_jax.corpus.words import RULES_VERSION as WORD_RULES
+from icl_jax.design.arms import ARMS, strategies_of
+from icl_jax.design.build import Build
 from icl_jax.design.card.data_card import write_card
 from icl_jax.design.contamination.overlap import check_evaluation_files, find_overlap
-from icl_jax.design.dependents import explain_all
-from icl_jax.design.find_related import check_design, find_related
 from icl_jax.design.folders import DesignFolders, planned_rows, shard_bytes_of
 from icl_jax.design.gain.filter import filter_groups, keep_all
-from icl_jax.design.gain.inputs import gain_inputs
-from icl_jax.design.gain.model import check_gain_model
-from icl_jax.design.groups import Groups, group_file, read_counts
-from icl_jax.design.records.layout import Marks
+from icl_jax.design.gain.model import check_gain_model, gain_inputs
+from icl_jax.design.groups import Groups
 from icl_jax.design.records.records import write_arm
 from icl_jax.design.sentences import Sentences
-from icl_jax.design.strategies import contiguous, neighbour_groups, random_groups, task_only
-from icl_jax.design.strategies.document_path import check_queries, make_document_path
-from icl_jax.design.strategies.shared_entity import make_related_by_entity
+from icl_jax.design.steps import refuse_other_inputs
+from icl_jax.design.strategies.strategy import need_neighbours, open_strategy
 from icl_jax.files.folder_lock import alone_in
 from icl_jax.files.step_folder import OtherInputsError, StepFolder, read_inputs, write_json
+from icl_jax.retrieval.embeddings import embed_table
+from icl_jax.retrieval.encoders.encoder import Encoder, fit_tfidf, open_encoder
 from icl_jax.retrieval.neighbours import Neighbours
-from icl_jax.retrieval.search.find import describe_thresholds
+from icl_jax.retrieval.search.find import check_search, find_neighbours
 from icl_jax.sharding import make_host_mesh
-from icl_jax.workers.local import Runner, progress_bar, run_shards
 
 
 def design(config: ExperimentConfig, workdir: str | os.PathLike) -> None:
-    """Runs every step that is not complete yet; says what was made and where to look."""
+    """Runs every step that is not complete yet; prints what was made and where to look."""
     check_design(config, workdir)
-    _check(config)
+    _check_examples(config)
     folders = DesignFolders(workdir)
     with alone_in(folders.path):
         try:
             results = _run_steps(config, workdir, folders)
         except OtherInputsError as error:
-            raise explain_all(error, folders) from None
+            raise refuse_other_inputs(error, folders) from None
     _print_summary(results, workdir)
-    _print_related(config.design, folders)
+    _print_remarks(config.design, folders)
 
 
 def _run_steps(
     config: ExperimentConfig, workdir: str | os.PathLike, folders: DesignFolders
 ) -> dict[str, dict]:
-    """The results of every arm."""
+    """All steps in order; the results of every arm."""
     examples = config.design.examples
-    wanted = strategies_of(examples.arms)
-    neighbours = find_related(config, workdir, bool(NEED_NEIGHBOURS & {*wanted}))
+    strategies = strategies_of(examples.arms)
+    # Tokenizer, sentences, vectors, neighbours.
+    neighbours = find_related(config, workdir, need_neighbours(strategies))
     build = Build.open(config, workdir, neighbours)
     _check_other_arms(folders, build.sentences)
-    for strategy in wanted:
-        build.make_groups(strategy)
-    results = {arm: build.write_records(arm) for arm in examples.arms}
+    for strategy in strategies:
+        make_groups(build, strategy)
+    results = {arm: _write_records(build, arm) for arm in examples.arms}
     write_json(folders.config, to_dict(config.design))  # every step has accepted it
     if examples.evaluation_files:
         find_overlap(workdir, examples, build.sentences, build.runner)
@@ -70,229 +81,99 @@ def _run_steps(
     return results
 
 
-@dataclasses.dataclass
-class Build:
-    """What the steps after the search have in common."""
+def find_related(
+    config: ExperimentConfig, workdir: str | os.PathLike, neighbours: bool = True
+) -> Neighbours | None:
+    """The steps before the groups: tokenizer, sentences; if asked for, vectors and neighbours."""
+    check_design(config, workdir)
+    design, folders = config.design, DesignFolders(workdir)
+    runner = folders.runner(design)
+    on_devices = neighbours and (design.encoder.folder or design.search.engine == "jax")
+    mesh = make_host_mesh(config.mesh) if on_devices else None
+    encoder = None
+    if neighbours and design.encoder.folder:
+        # Read first, so that a wrong folder is not found after hours.
+        encoder = open_encoder(design.encoder, mesh, None)
 
-    config: ExperimentConfig
-    workdir: str
-    folders: DesignFolders
-    sentences: Sentences
-    neighbours: Neighbours | None
-    tokenizer: Tokenizer
-    runner: Runner
-    limit: int  # tokens of an example
-
-    @classmethod
-    def open(
-        cls, config: ExperimentConfig, workdir: str | os.PathLike, neighbours: Neighbours | None
-    ) -> "Build":
-        """For a workdir whose sentences are there."""
-        folders = DesignFolders(workdir)
-        return cls(
-            config,
-            str(workdir),
-            folders,
-            Sentences.open(workdir, bool(config.design.queries.files)),
-            neighbours,
-            Tokenizer.open(folders.tokenizer),
-            folders.runner(config.design),
-            config.design.examples.max_tokens or config.sequence_length,
+    tokenizer = _prepare_tokenizer(design, folders)
+    _check_vocabulary(config, tokenizer.vocab_size)
+    corpus = queries = _make_table(design, design.corpus, folders, folders.corpus)
+    if design.queries.files:
+        queries = _make_table(
+            design, design.queries, folders, folders.queries, field="design.queries"
         )
+    if not neighbours:
+        return None
 
-    @property
-    def examples(self) -> ExamplesConfig:
-        return self.config.design.examples
+    _check_documents(corpus, design)
+    encoder = encoder or _fit_encoder(design, corpus, folders, mesh, config.seed)
+    check_search(len(corpus), encoder.width, design.search, mesh, runner)
+    how = (runner, mesh, folders.encoder)
+    vectors = embed_table(corpus, encoder, design.encoder, folders.corpus_vectors, *how)
+    query_vectors = vectors
+    if queries is not corpus:
+        query_vectors = embed_table(queries, encoder, design.encoder, folders.query_vectors, *how)
+    found = find_neighbours(
+        queries, query_vectors, corpus, vectors, design.search, folders.neighbours, config.seed,
+        mesh, runner, {**encoder.identity, "store": design.encoder.store},
+    )  # fmt: skip
+    write_json(folders.config, to_dict(design))  # `show` opens what it says
+    _print_search(corpus, found, design, workdir)
+    return found
 
-    @property
-    def marks(self) -> Marks:
-        return Marks.of(self.tokenizer)
 
-    @property
-    def between(self) -> int:
-        """How many tokens each further sentence of a group adds to its own, at most."""
-        return self.marks.between(self.examples.rows)
-
-    def make_groups(self, strategy: str) -> Groups:
-        """The groups of a strategy, filtered by gain if that is asked for."""
-        if strategy == "neighbours" and not self.neighbours.results["queries_with_neighbours"]:
-            raise StageError(self._why_no_neighbours())  # every arm would be the queries alone
-        groups = getattr(self, f"_{strategy}")()
-        if not len(groups):
-            raise StageError(self._why_no_groups(strategy, groups.results))
-        folder = self.folders.groups / strategy
-        if gain_inputs(self.examples, strategy):
-            filter_groups(
-                folder, self.examples, self.limit, make_host_mesh(self.config.mesh), self.sentences,
-                self.tokenizer, self.runner, self.workdir, strategy == "document_path",
-            )  # fmt: skip
-        else:
-            keep_all(folder)
-        return groups
-
-    def write_records(self, arm: str) -> dict:
-        """The records of an arm; its results."""
-        return write_arm(
-            self.workdir,
-            self.sentences,
-            self.folders.groups / ARMS[arm].strategy,
-            arm,
-            ARMS[arm].layout,
-            self.config.sequence_length,
-            self.config.seed,
-            shard_bytes_of(self.config.design),
-            self.runner,
-            self.folders.arms / arm,
-            planned_rows(self.examples, arm),
-        )
-
-    def _contiguous(self) -> Groups:
-        corpus = self.sentences.corpus
-        tokenizer = (str(self.folders.tokenizer), self.tokenizer.fingerprint)
-        first = (self.workdir, self.sentences.fingerprint, tokenizer, self.limit)
-        return self._by_shard(
-            "contiguous", {}, contiguous.make_shard, lambda *place: (*first, *place), corpus.starts
-        )
-
-    def _neighbours(self) -> Groups:
-        return self._related("neighbours", self.folders.neighbours)
-
-    def _shared_entity(self) -> Groups:
-        folder = self.folders.entity_neighbours
-        make_related_by_entity(
-            self.workdir, self.sentences, self.config.design, self.runner, folder
-        )
-        return self._related("shared_entity", folder)
-
-    def _related(self, strategy: str, folder: Path) -> Groups:
-        least = self.examples.min_neighbours
-        first = (
-            self.workdir, self.sentences.fingerprint, str(folder), self.marks, self.limit,
-            self.between, least,
+def make_groups(build: Build, name: str) -> Groups:
+    """The groups of a strategy, filtered by gain if the config asks for it."""
+    strategy = open_strategy(name)
+    groups = strategy.make_groups(build)
+    if not len(groups):
+        raise StageError(_why_no_groups(build, name, groups.results))
+    folder = build.folders.groups / name
+    if gain_inputs(build.examples, name):
+        filter_groups(
+            folder, build.examples, build.limit, make_host_mesh(build.config.mesh), build.sentences,
+            build.tokenizer, build.runner, build.workdir, strategy.whole_documents,
         )  # fmt: skip
-        return self._by_shard(
-            strategy,
-            {"related": read_inputs(folder), "min_neighbours": least},
-            neighbour_groups.make_shard,
-            lambda *place: (*first, *place),
-            self.sentences.query_table.starts,
+    else:
+        keep_all(folder)
+    return groups
+
+
+def _write_records(build: Build, arm: str) -> dict:
+    """The records of an arm; its results."""
+    return write_arm(
+        build.workdir,
+        build.sentences,
+        build.folders.groups / ARMS[arm].strategy,
+        arm,
+        ARMS[arm].layout,
+        build.config.sequence_length,
+        build.config.seed,
+        shard_bytes_of(build.config.design),
+        build.runner,
+        build.folders.arms / arm,
+        planned_rows(build.examples, arm),
+    )
+
+
+def check_design(config: ExperimentConfig, workdir: str | os.PathLike) -> None:
+    """Stops on everything that is wrong in the config alone."""
+    found = find_problems(config)
+    if not config.design.corpus.files:
+        found.append(
+            "design.corpus.files is empty; expected files, folders or globs with text "
+            "(--config.design.corpus.files=FOLDER)"
         )
-
-    def _task_only(self) -> Groups:
-        neighbours = self.folders.groups / "neighbours"
-        return self._by_shard(
-            "task_only",
-            {"neighbours": read_inputs(neighbours), "gain": self._gain()},
-            task_only.make_shard,
-            lambda *place: (str(neighbours), *place),
-            self.sentences.query_table.starts,
-        )
-
-    def _random(self) -> Groups:
-        neighbours, table = self.folders.groups / "neighbours", self.sentences.query_table
-        own = self.sentences.queries is not None
-        vectors = self.folders.query_vectors if own else self.folders.corpus_vectors
-        vectors = (str(self.folders.corpus_vectors), str(vectors))
-        slots = [random_groups.count_slots(str(neighbours), i) for i in range(table.num_shards)]
-        first_slot = [sum(slots[:index]) for index in range(len(slots))]
-        threshold = self.config.design.search.min_similarity
-        first = (self.workdir, self.sentences.fingerprint, str(neighbours), vectors, threshold)
-
-        def deal(folder: Path) -> dict:
-            same_document = self.config.design.search.same_document
-            return random_groups.deal_anew(
-                neighbours, self.neighbours, self.sentences, same_document, self.limit,
-                self.marks, self.between, self.config.seed, folder,
-            )  # fmt: skip
-
-        groups = self._by_shard(
-            "random",
-            {
-                "neighbours": read_inputs(neighbours),
-                "gain": self._gain(),
-                "seed": self.config.seed,
-            },
-            random_groups.make_shard,
-            lambda folder, index: (*first, folder, index, first_slot[index]),
-            table.starts,
-            deal,
-        )
-        # Not an input: a build that stopped here goes on once the user allows it.
-        random_groups.check_related(groups.results, threshold, self.examples.max_related_share)
-        return groups
-
-    def _document_path(self) -> Groups:
-        return make_document_path(
-            self.workdir, self.sentences, self.examples,
-            self.config.design.search.duplicate_jaccard, self.limit, self.config.seed, self.runner,
-            self.folders.groups / "document_path",
-        )  # fmt: skip
-
-    def _by_shard(
-        self,
-        strategy: str,
-        inputs: dict,
-        make_shard: Callable,
-        task: Callable[[str, int], tuple],
-        starts,
-        prepare: Callable[[Path], dict] | None = None,
-    ) -> Groups:
-        """Makes the shards that are not there yet, after what must be made once for all of them."""
-        folder = self.folders.groups / strategy
-        made_from = {
-            "sentences": self.sentences.fingerprint,
-            "tokenizer": self.tokenizer.fingerprint,
-            "limit": self.limit,
-            **({"between": self.between} if self.between > 1 else {}),  # older designs have none
-            **inputs,
-        }
-        step = StepFolder(folder, made_from)
-        if step.results is None:
-            shards = range(len(starts) - 1)
-            sizes = [int(starts[shard + 1] - starts[shard]) for shard in shards]
-            missing = [shard for shard in shards if not group_file(folder, shard).exists()]
-            results = {"shards": len(shards)}
-            label = {"unit": "sentence", "unit_scale": True, "desc": f"groups: {strategy}"}
-            done = sum(sizes) - sum(sizes[shard] for shard in missing)
-            with progress_bar(total=sum(sizes), initial=done, **label) as bar:
-                results |= prepare(folder) if prepare else {}
-                tasks = [task(str(folder), shard) for shard in missing]
-                run_shards(make_shard, tasks, bar, [sizes[s] for s in missing], self.runner)
-            for shard in shards:
-                for name, count in read_counts(folder, shard).items():
-                    results[name] = results.get(name, 0) + count
-            step.complete(results)
-        return Groups.open(folder)
-
-    def _gain(self) -> dict:
-        """What the neighbour groups that were kept depend on."""
-        return gain_inputs(self.examples, "neighbours")
-
-    def _why_no_neighbours(self) -> str:
-        results = self.neighbours.results
-        field = "queries" if self.config.design.queries.files else "corpus"
-        nearest = results.get("nearest_in_sample")
-        found = "" if nearest is None else f", the nearest of a sample is at {nearest:g}"
-        return (
-            f"none of the {results['queries']:,} sentences of design.{field} has a neighbour in "
-            f"the corpus above design.search.min_similarity = {results['min_similarity']:g}{found}:"
-            f" {describe_thresholds(results)}. What is near: "
-            + suggest("retrieval.show", workdir=self.workdir, query="TEXT")
-        )
-
-    def _why_no_groups(self, strategy: str, results: dict) -> str:
-        message = f"the strategy {strategy} makes no group at all: "
-        if "queries" in results:
-            return message + (
-                f"of {results['queries']:,} queries {results['too_few_neighbours']:,} have fewer "
-                f"than design.examples.min_neighbours = {self.examples.min_neighbours} related "
-                f"sentences, and of {results['too_long']:,} too few fit into {self.limit} tokens"
-            )
-        return message + "there are no sentences"
+    if found:
+        raise ConfigError("; ".join(found))
+    if not config.design.tokenizer.folder:
+        _check_vocabulary(config, config.design.tokenizer.vocab_size)
+    if config.design.queries.files:
+        describe_files(config.design.queries, field="design.queries")  # do they exist?
 
 
-def _check(config: ExperimentConfig) -> None:
-    """Stops on what can be seen before hours are spent on the steps before."""
+def _check_examples(config: ExperimentConfig) -> None:
+    """Stops on what would stop a later step, before hours are spent on the first ones."""
     design, limit = config.design, config.design.examples.max_tokens or config.sequence_length
     tables = {"corpus": design.corpus}
     if design.queries.files:
@@ -302,8 +183,8 @@ def _check(config: ExperimentConfig) -> None:
             raise ConfigError(
                 f"an example has at most {limit} tokens (design.examples.max_tokens, or "
                 f"sequence_length), too few for a sentence of design.{name}.max_sentence_tokens = "
-                f"{table.max_sentence_tokens} and its two special tokens; raise the one or lower "
-                "the other"
+                f"{table.max_sentence_tokens} and its two special tokens; raise the first or "
+                "lower the second"
             )
     if limit > config.sequence_length:
         raise ConfigError(
@@ -314,14 +195,85 @@ def _check(config: ExperimentConfig) -> None:
         from icl_jax.workers import beam as parallel_beam
 
         parallel_beam.check(design.beam_options)
-    if "document_path" in design.examples.arms:
-        check_queries(bool(design.queries.files))
+    for name in strategies_of(design.examples.arms):
+        if (check := open_strategy(name).check) is not None:
+            check(design)
     if design.examples.gain_model:
         published = design.tokenizer.folder
         tokenizer = load(published, design.tokenizer.separator) if published else None
         check_gain_model(design.examples, limit, tokenizer)
     if design.examples.evaluation_files:
         check_evaluation_files(design.examples)
+
+
+def _prepare_tokenizer(design: DesignConfig, folders: DesignFolders) -> Tokenizer:
+    config, shard_bytes = design.tokenizer, shard_bytes_of(design)
+    if config.folder:
+        tokenizer = load(config.folder, config.separator)
+        inputs = {"published": tokenizer.fingerprint}
+    else:
+        tokenizer = None
+        fields = dataclasses.asdict(design.corpus)
+        for name in ("max_bad_share", "max_sentence_tokens", "long_sentences"):
+            del fields[name]  # the sample does not depend on these
+        inputs = {"files": describe_files(design.corpus), "corpus": fields}
+        inputs |= {"rules": RULES_VERSION, "shard_bytes": shard_bytes}
+        inputs["vocab_size"] = config.vocab_size
+    step = StepFolder(folders.tokenizer, inputs)
+    if step.results is None:
+        if tokenizer is None:
+            print(f"training a tokenizer of {config.vocab_size:,} tokens", flush=True)
+            tokenizer = train(sample_sentences(design.corpus, shard_bytes), config.vocab_size)
+        tokenizer.save(folders.tokenizer)
+        step.complete({"vocab_size": tokenizer.vocab_size, "fingerprint": tokenizer.fingerprint})
+    return Tokenizer.open(folders.tokenizer)
+
+
+def _check_vocabulary(config: ExperimentConfig, size: int) -> None:
+    if size > config.model.vocab_size:
+        raise ConfigError(
+            f"the tokenizer has {size} ids, its separator included, but model.vocab_size is "
+            f"{config.model.vocab_size}; set --config.model.vocab_size={size} or more, or choose "
+            "another tokenizer (design.tokenizer)"
+        )
+
+
+def _make_table(
+    design: DesignConfig, files: CorpusConfig, folders: DesignFolders, folder: Path, **field
+) -> SentenceTable:
+    shard_bytes, runner = shard_bytes_of(design), folders.runner(design)
+    return build_table(files, folders.tokenizer, folder, shard_bytes, runner, **field)
+
+
+def _check_documents(corpus: SentenceTable, design: DesignConfig) -> None:
+    if corpus.num_documents == 1 and not design.queries.files and not design.search.same_document:
+        raise ConfigError(
+            f"the corpus is one document of {len(corpus)} sentences, and neighbours in the same "
+            "document are left out, so there can be none; if its documents are separated by blank "
+            "lines, set design.corpus.text_documents=block, else design.search.same_document=True"
+        )
+
+
+def _fit_encoder(
+    design: DesignConfig,
+    corpus: SentenceTable,
+    folders: DesignFolders,
+    mesh: Mesh | None,
+    seed: int,
+) -> Encoder:
+    """TF-IDF and SVD, fitted on the corpus."""
+    config, language = design.encoder, design.corpus.language
+    inputs = {"sentences": corpus.fingerprint, "dim": config.tfidf_dim, "seed": seed}
+    inputs |= {"language": language, "words": WORD_RULES}
+    step = StepFolder(folders.encoder, inputs)
+    if step.results is None:
+        print(f"fitting TF-IDF of {config.tfidf_dim} dimensions", flush=True)
+        texts = itertools.chain.from_iterable(
+            corpus.texts(shard).to_pylist() for shard in range(corpus.num_shards)
+        )
+        fit_tfidf(texts, config, folders.encoder, seed, language)
+        step.complete({})
+    return open_encoder(config, mesh, folders.encoder)
 
 
 def _check_other_arms(folders: DesignFolders, sentences: Sentences) -> None:
@@ -334,17 +286,31 @@ def _check_other_arms(folders: DesignFolders, sentences: Sentences) -> None:
             )
 
 
-def _print_related(design: DesignConfig, folders: DesignFolders) -> None:
-    """How far the random arms are a control; they have their groups in common."""
-    arms = [arm for arm in design.examples.arms if ARMS[arm].strategy == "random"]
-    if not arms:
-        return
-    results = Groups.open(folders.groups / "random").results
-    warning = ""
-    if random_groups.related_share(results) >= random_groups.WARN_SHARE:
-        warning = "WARNING: a control should have less than 1%. "
-    told = random_groups.describe_related(results, design.search.min_similarity)
-    print(f"{warning}{', '.join(arms)}: {told}")
+def _why_no_groups(build: Build, strategy: str, results: dict) -> str:
+    message = f"the strategy {strategy} makes no group at all: "
+    if "queries" in results:
+        return message + (
+            f"of {results['queries']:,} queries {results['too_few_neighbours']:,} have fewer "
+            f"than design.examples.min_neighbours = {build.examples.min_neighbours} related "
+            f"sentences, and for {results['too_long']:,} too few of these fit into {build.limit} "
+            "tokens"
+        )
+    return message + "there are no sentences"
+
+
+def _print_search(
+    corpus: SentenceTable, neighbours: Neighbours, design: DesignConfig, workdir: str | os.PathLike
+) -> None:
+    results = neighbours.results
+    share = results["queries_with_neighbours"] / max(1, results["queries"])
+    recall = results["recall"].get("neighbours")
+    print(
+        f"{len(corpus):,} sentences of {corpus.num_documents:,} documents; "
+        f"{results['queries']:,} queries, {share:.1%} with a neighbour above "
+        f"{design.search.min_similarity:g}, {results['mean_neighbours']:.2f} on average; "
+        f"recall {'not measured' if recall is None else f'{recall:.3f}'} ({results['index']})\n"
+        f"look at them: {suggest('retrieval.show', workdir=workdir, sentence=0)}"
+    )
 
 
 def _print_summary(results: dict[str, dict], workdir: str | os.PathLike) -> None:
@@ -353,7 +319,16 @@ def _print_summary(results: dict[str, dict], workdir: str | os.PathLike) -> None
         counts = "".join(f"{found[name]:12,}" for name in ("groups", "sentences"))
         rest = f"{found['tokens']:14,}{found['records']:12,}{found['filled']:8.1%}"
         print(f"{arm:24}{counts}{rest}")
-    designed = [arm for arm in results if arm != "contiguous"]
+    designed = [arm for arm in results if open_strategy(ARMS[arm].strategy).score]
     arm = next(iter(designed or results))
     print(f"look at them: {DesignFolders(workdir).card}")
     print(suggest("design.explain", workdir=workdir, arm=arm, index=0))
+
+
+def _print_remarks(design: DesignConfig, folders: DesignFolders) -> None:
+    """What a strategy reports about its arms, such as whether the random ones are a control."""
+    for name in strategies_of(design.examples.arms):
+        arms = [arm for arm in design.examples.arms if ARMS[arm].strategy == name]
+        remark = open_strategy(name).remark
+        if arms and remark is not None:
+            print(remark(arms, Groups.open(folders.groups / name).results, design))

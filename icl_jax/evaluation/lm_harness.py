@@ -1,7 +1,7 @@
-"""lm-evaluation-harness (extra `harness`) on our models: its tasks, its flags, its numbers.
+"""Runs lm-evaluation-harness (extra `harness`) on our models, with its own flags.
 
-Run: python -m icl_jax.evaluation.lm_harness run --model icl_jax --model_args pretrained=FOLDER
-         --tasks nq_open,wikitext [the harness's own flags]
+python -m icl_jax.evaluation.lm_harness run --model icl_jax --model_args pretrained=FOLDER
+    --tasks nq_open,wikitext [the harness's own flags]
 
 FOLDER is what `icl_jax.evaluation.run --model` takes. Besides `pretrained`, --model_args takes
 tokenizer=FOLDER, ema=True and max_length=N (at most the model's positions). --batch_size is how
@@ -24,7 +24,7 @@ except ImportError as error:
     ) from error
 import numpy as np
 
-from icl_jax import cli as flag_errors
+from icl_jax.cli import ends_in_one_line
 from icl_jax.config import ConfigError, MeshConfig, StageError
 from icl_jax.evaluation.generation.generate import Generator
 from icl_jax.evaluation.generation.sampling import Sampling
@@ -269,11 +269,9 @@ def _batch_size(given: int | str | None) -> int:
 
 
 def main() -> None:
-    """The harness's own command line; our errors end it as they do our other commands."""
-    try:
+    """The harness's own command line; our errors end it as they end our other commands."""
+    with ends_in_one_line():
         cli_evaluate()
-    except (ConfigError, StageError) as error:
-        flag_errors.stop(str(error))
 
 
 if __name__ == "__main__":

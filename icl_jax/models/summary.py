@@ -1,27 +1,22 @@
-"""The parameter table of a model, made without its memory: names, shapes, sharding, counts, bytes.
+"""Prints the parameters of a model without making them: shapes, sharding, sizes.
 
-Run: python -m icl_jax.models.summary --preset=gpt2-medium --fsdp=8 --tensor=2
+python -m icl_jax.models.summary --preset=gpt2-medium --fsdp=8 --tensor=2
 """
 
 from collections.abc import Sequence
 import math
-import sys
 
-from absl import app, flags
+from absl import flags
 from flax import nnx
 from jax.sharding import AbstractMesh
 import numpy as np
 
+from icl_jax.cli import Flag, command, whole
 from icl_jax.config import ConfigError, MeshConfig, ModelConfig
 from icl_jax.config.tree import validate
 from icl_jax.models import abstract
 from icl_jax.models.presets import PRESETS, preset
 from icl_jax.sharding import MESH_AXES, spec, variable_axes
-
-_PRESET = flags.DEFINE_string("preset", None, f"One of {', '.join(PRESETS)}.")
-_DATA = flags.DEFINE_integer("data", 1, "Devices along the mesh axis data.")
-_FSDP = flags.DEFINE_integer("fsdp", 4, "Devices along the mesh axis fsdp.")
-_TENSOR = flags.DEFINE_integer("tensor", 2, "Devices along the mesh axis tensor.")
 
 
 def parameter_table(config: ModelConfig, mesh) -> str:
@@ -66,22 +61,22 @@ def _format(rows: Sequence[Sequence[str]]) -> str:
     return "\n".join([lines[0], rule, *lines[1:-1], rule, lines[-1]])
 
 
-def main(argv: Sequence[str]) -> None:
+@command(
+    Flag("preset=NAME", f"one of {', '.join(PRESETS)}", required=True),
+    Flag("data=N", "devices along the mesh axis data", whole(), 1),
+    Flag("fsdp=N", "devices along the mesh axis fsdp", whole(), 4),
+    Flag("tensor=N", "devices along the mesh axis tensor", whole(), 2),
+)
+def main(given: flags.FlagValues) -> None:
     """Prints the table of a preset."""
-    try:
-        if len(argv) > 1 or _PRESET.value is None:
-            raise ConfigError(f"expected --preset=NAME, one of {', '.join(PRESETS)}")
-        sizes = (_DATA.value, _FSDP.value, _TENSOR.value)
-        validate(MeshConfig(*sizes))
-        if -1 in sizes:
-            raise ConfigError("an abstract mesh needs a number of devices for every axis, got -1")
-        config = preset(_PRESET.value)
-    except ConfigError as error:
-        sys.exit(f"error: {error}")
-    mesh = AbstractMesh(sizes, MESH_AXES)
-    print(f"{_PRESET.value} on a mesh of data {sizes[0]} x fsdp {sizes[1]} x tensor {sizes[2]}\n")
-    print(parameter_table(config, mesh))
+    sizes = (given.data, given.fsdp, given.tensor)
+    validate(MeshConfig(*sizes))
+    if -1 in sizes:
+        raise ConfigError("an abstract mesh needs a number of devices for every axis, got -1")
+    config = preset(given.preset)
+    print(f"{given.preset} on a mesh of data {sizes[0]} x fsdp {sizes[1]} x tensor {sizes[2]}\n")
+    print(parameter_table(config, AbstractMesh(sizes, MESH_AXES)))
 
 
 if __name__ == "__main__":
-    app.run(main)
+    main()

@@ -1,63 +1,41 @@
-"""Prints the sentences nearest to a text or to a sentence of the corpus, with scores and documents.
+"""Prints the sentences nearest to a text or a sentence of the corpus, with scores.
 
 python -m icl_jax.retrieval.show --workdir=DIR --query="Which city is the capital of France?"
 python -m icl_jax.retrieval.show --workdir=DIR --sentence=1234
 """
 
-import argparse
-from collections.abc import Iterator
-import contextlib
 import json
-import os
-import sys
 import textwrap
 
+from absl import flags
 import numpy as np
 
-from icl_jax.config import ConfigError, MeshConfig, StageError
+from icl_jax.cli import Flag, command, expect_one, whole
+from icl_jax.config import MeshConfig, StageError
 from icl_jax.config.tree import from_dict
 from icl_jax.corpus.sentence_table import DocumentInfo, SentenceTable
 from icl_jax.design.folders import DesignFolders
 from icl_jax.files.step_folder import read_inputs
-from icl_jax.retrieval.encoders.encoder import open_encoder
 from icl_jax.retrieval.neighbours import Neighbours
 from icl_jax.retrieval.vectors import Vectors, normalise
-from icl_jax.sharding import make_mesh
 
 # Control characters of a text must not reach the terminal, which would obey them.
 _CONTROLS = dict.fromkeys([*range(32), *range(127, 160)], "\N{REPLACEMENT CHARACTER}")
 
 
-def main(argv: list[str] | None = None) -> None:
-    """Reads the flags and prints; what is missing in the workdir is told in one line."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    parser.add_argument("--workdir", required=True, help="of a run with --stages=design")
-    wanted = parser.add_mutually_exclusive_group(required=True)
-    wanted.add_argument("--query", help="any text")
-    wanted.add_argument("--sentence", type=int, help="the id of a sentence that was a query")
-    parser.add_argument("--count", type=int, default=10, help="how many to print")
-    args = parser.parse_args(argv)
-    if args.count < 1:
-        parser.error(f"--count must be at least 1, got {args.count}")
-    with ends_well():
-        if args.query is not None:
-            show_text(DesignFolders(args.workdir), args.query, args.count)
-        else:
-            show_sentence(DesignFolders(args.workdir), args.sentence, args.count)
-
-
-@contextlib.contextmanager
-def ends_well() -> Iterator[None]:
-    """For a command that prints: an error is one line, and `| head` ends it without any."""
-    try:
-        yield
-        sys.stdout.flush()
-    except (ConfigError, StageError) as error:
-        sys.exit(f"error: {error}")
-    except BrokenPipeError:  # the reader has seen enough; what is left must go somewhere
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+@command(
+    Flag("workdir=DIR", "the workdir of a run with --stages=design", required=True),
+    Flag("query=TEXT", "any text"),
+    Flag("sentence=ID", "the id of a sentence that was a query", whole()),
+    Flag("count=N", "how many to print", whole(least=1), 10),
+)
+def main(given: flags.FlagValues) -> None:
+    """Prints what is near the text, or near the sentence."""
+    expect_one(given, "query=TEXT", "sentence=ID")
+    if given.query is not None:
+        show_text(DesignFolders(given.workdir), given.query, given.count)
+    else:
+        show_sentence(DesignFolders(given.workdir), given.sentence, given.count)
 
 
 def show_text(folders: DesignFolders, text: str, count: int) -> None:
@@ -67,6 +45,9 @@ def show_text(folders: DesignFolders, text: str, count: int) -> None:
     corpus, vectors = SentenceTable.open(folders.corpus), Vectors.open(folders.corpus_vectors)
     if not folders.config.exists():
         raise StageError(f"{folders.path} is not finished; run --stages=design to its end")
+    from icl_jax.retrieval.encoders.encoder import open_encoder  # takes seconds: not for --help
+    from icl_jax.sharding import make_mesh
+
     config = from_dict(json.loads(folders.config.read_text()))
     encoder = open_encoder(config.encoder, make_mesh(MeshConfig()), folders.encoder)
     if encoder.identity != read_inputs(folders.corpus_vectors)["encoder"]:

@@ -1,16 +1,15 @@
-"""What the paper's runs would cost on TPU slices that are not here, by libtpu and arithmetic.
+"""Estimates the cost of the paper's runs on TPU slices, with libtpu and arithmetic.
 
 python -m icl_jax.studies.pods --page=docs/pods.md --to=DIR [--only=PATTERN,...] [--dry_run]
 
 Compiles every step for every slice and writes the numbers of each, a cell, to DIR as it is done:
-killed, the same command goes on. What a cell was made from is written with it, so that another
+killed, rerun the command to continue. What a cell was made from is written with it, so that another
 config, other code of the step, or another libtpu compiles it anew. The tables of the page, between
 `<!-- pods_NAME -->` and `<!-- /pods_NAME -->`, are then made of all the cells that are there, and
 all that the compiler said of these is kept beside the page (docs/pods.json), for the next time.
 PATTERN: cells KIND/SUBJECT/PLACE, such as training/gpt_base_knn/v5e-* or search/*. No TPU is used.
 """
 
-import argparse
 from collections.abc import Iterator, Sequence
 import fnmatch
 from importlib.metadata import version
@@ -21,7 +20,9 @@ import subprocess
 import sys
 import time
 
-from icl_jax.cli import ends_in_one_line
+from absl import flags
+
+from icl_jax.cli import Flag, command, several
 from icl_jax.config import ConfigError, StageError
 from icl_jax.files.folder_lock import alone_in
 from icl_jax.files.step_folder import beside
@@ -133,39 +134,37 @@ def made_with() -> str:
     return "Compiled by " + ", ".join(f"{name} {number}" for name, number in versions.items()) + "."
 
 
-def main(argv: Sequence[str] | None = None) -> None:
-    """Reads the flags, measures, and fills the page."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    parser.add_argument("--page", required=True, type=Path, help="a Markdown file with places")
-    parser.add_argument("--to", required=True, type=Path, help="a folder for the numbers")
-    parser.add_argument("--only", default="", help="cells to measure, PATTERN[,PATTERN...]")
-    parser.add_argument("--dry_run", action="store_true", help="only list the cells")
-    args = parser.parse_args(argv)
-    with ends_in_one_line():
-        if not args.page.is_file():
-            raise ConfigError(f"--page={args.page} does not exist; expected a Markdown file")
-        if importlib.util.find_spec("libtpu") is None:
-            raise ConfigError("the TPU compiler, libtpu, is not installed; pip install '.[tpu]'")
-        cells = choose(all_cells(), [x for x in args.only.split(",") if x])
-        if args.dry_run:
-            print("\n".join(cell.name for cell in cells))
-            return
-        start = time.perf_counter()
-        with alone_in(args.to):
-            from icl_jax.studies.pods_cells import unpack
+@command(
+    Flag("page=FILE.md", "a Markdown file with places", Path, required=True),
+    Flag("to=DIR", "a folder for the numbers", Path, required=True),
+    Flag("only=PATTERN,...", "the cells to measure", several(), ()),
+    Flag("dry_run", "only list the cells", bool, False),
+)
+def main(given: flags.FlagValues) -> None:
+    """Measures, and fills the page."""
+    page, to = given.page, given.to
+    if not page.is_file():
+        raise ConfigError(f"--page={page} does not exist; expected a Markdown file")
+    if importlib.util.find_spec("libtpu") is None:
+        raise ConfigError("the TPU compiler, libtpu, is not installed; pip install '.[tpu]'")
+    cells = choose(all_cells(), [pattern for pattern in given.only if pattern])
+    if given.dry_run:
+        print("\n".join(cell.name for cell in cells))
+        return
+    start = time.perf_counter()
+    with alone_in(to):
+        from icl_jax.studies.pods_cells import unpack
 
-            (args.to / "cells").mkdir(exist_ok=True)
-            unpack(args.page.with_suffix(".json"), args.to)
-            failed = measure_cells(cells, args.to)
-            fill(args.page, args.to)
-        print(f"{(time.perf_counter() - start) / 60:.1f} minutes")
-        if failed:
-            raise StageError(
-                f"{len(failed)} cells failed: {', '.join(failed)}; the rest is in {args.page}, and "
-                f"what the compiler said in {args.to / 'compiler.log'}"
-            )
+        (to / "cells").mkdir(exist_ok=True)
+        unpack(page.with_suffix(".json"), to)
+        failed = measure_cells(cells, to)
+        fill(page, to)
+    print(f"{(time.perf_counter() - start) / 60:.1f} minutes")
+    if failed:
+        raise StageError(
+            f"{len(failed)} cells failed: {', '.join(failed)}; the rest is in {page}, and "
+            f"what the compiler said in {to / 'compiler.log'}"
+        )
 
 
 if __name__ == "__main__":

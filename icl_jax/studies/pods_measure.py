@@ -6,14 +6,15 @@ is what `pods` starts, for a few cells at a time: a process of its own gives bac
 took, and one that dies takes no other cell with it.
 """
 
-import argparse
 import dataclasses
 from pathlib import Path
 import time
 
+from absl import flags
 from flax import nnx
 import jax
 
+from icl_jax.cli import Flag, command
 from icl_jax.config import (
     ConfigError,
     EncoderConfig,
@@ -112,16 +113,16 @@ _MEASURES = {
 }
 
 
-def main(argv: list[str] | None = None) -> None:
+@command(
+    Flag("to=DIR", "the folder of the numbers", Path, required=True),
+    words="KIND/SUBJECT/PLACE ...",
+)
+def main(given: flags.FlagValues, names: list[str]) -> None:
     """Measures the cells one after the other and says when each is written."""
-    parser = argparse.ArgumentParser()
-    parser.add_argument("--to", required=True, type=Path)
-    parser.add_argument("cells", nargs="+")
-    args = parser.parse_args(argv)
     jax.config.update("jax_enable_compilation_cache", False)  # needs a device to read it back
-    for name in args.cells:
+    for name in names:
         cell, start = Cell(*name.split("/")), time.perf_counter()
-        write_cell(cell, args.to, measure_cell(cell))
+        write_cell(cell, given.to, measure_cell(cell))
         print(f"{cell.name} {time.perf_counter() - start:.1f}", flush=True)
 
 

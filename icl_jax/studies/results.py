@@ -1,4 +1,4 @@
-"""Puts what experiments came to into a page of documentation: tables and figures, never typed.
+"""Fills a page of documentation with the tables and figures of experiments.
 
 python -m icl_jax.studies.results --page=docs/results.md NAME=WORKDIR [NAME=WORKDIR,WORKDIR ...]
 
@@ -8,21 +8,21 @@ rounds, of a table 1 and of whatever wrote a NAME.md and NAME.png, that. The fig
 docs/figures/NAME.png (--figures), and shown in that place unless the page shows it elsewhere.
 """
 
-import argparse
 import json
 import os
 from pathlib import Path
 import re
 
+from absl import flags
 from etils import epath
 
+from icl_jax.cli import Flag, command
 from icl_jax.config import ConfigError
 from icl_jax.evaluation.compare.table import show_p
 from icl_jax.experiment.report.numbers import headlines, main_metric, show_value
 from icl_jax.experiment.report.report import make_findings
 from icl_jax.files.remote import read_bytes, read_text
 from icl_jax.files.step_folder import beside
-from icl_jax.retrieval.show import ends_well
 
 TITLE = re.compile(r"\A# .*\n+")
 
@@ -95,24 +95,21 @@ def _seeds_table(comparisons: list[dict]) -> str:
     return "\n".join(f"| {' | '.join(line)} |" for line in lines)
 
 
-def main(argv: list[str] | None = None) -> None:
-    """Reads the flags and fills the page."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    parser.add_argument("--page", required=True, type=Path, help="a Markdown file with places")
-    parser.add_argument("--figures", type=Path, default=Path("docs/figures"))
-    parser.add_argument("blocks", nargs="+", metavar="NAME=WORKDIR[,WORKDIR...]")
-    args = parser.parse_args(argv)
-    with ends_well():
-        blocks = {}
-        for entry in args.blocks:
-            name, equals, paths = entry.partition("=")
-            if not (name and equals and paths):
-                raise ConfigError(f"expected NAME=WORKDIR[,WORKDIR...], got '{entry}'")
-            blocks[name] = [epath.Path(path) for path in paths.split(",")]
-        fill_page(args.page, args.figures, blocks)
-        print(f"{args.page}: {', '.join(blocks)}")
+@command(
+    Flag("page=FILE.md", "a Markdown file with places", Path, required=True),
+    Flag("figures=FOLDER", "the folder of the figures", Path, Path("docs/figures")),
+    words="NAME=WORKDIR[,WORKDIR...] ...",
+)
+def main(given: flags.FlagValues, entries: list[str]) -> None:
+    """Fills the page."""
+    blocks = {}
+    for entry in entries:
+        name, equals, paths = entry.partition("=")
+        if not (name and equals and paths):
+            raise ConfigError(f"expected NAME=WORKDIR[,WORKDIR...], got '{entry}'")
+        blocks[name] = [epath.Path(path) for path in paths.split(",")]
+    fill_page(given.page, given.figures, blocks)
+    print(f"{given.page}: {', '.join(blocks)}")
 
 
 if __name__ == "__main__":

@@ -1,61 +1,45 @@
-"""Table 1 of Levine et al. 2022: kNN-TAPT against its controls, arms x learning rates x seeds.
+"""Reproduces table 1 of Levine et al. 2022: kNN-TAPT against its controls.
 
 python -m icl_jax.studies.table1 --data=DATA --workdir=DIR [--config=FILE] [--config.FIELD=value]
 
-Designs the records if they are not there, trains every run, evaluates each on STS, and writes
-DIR/table1.md, .csv and .json, where the paper's numbers stand beside those found. --dry_run lists
-the runs and how far they are. Killed, the same command goes on; what is finished is taken as it is.
+Arms x learning rates x seeds: designs the records if they are missing, trains every run, evaluates
+each on STS, and writes DIR/table1.md, .csv and .json with the paper's numbers beside those found.
+--dry_run lists the runs and how far they are. Killed, rerun the command to continue from what is
+finished.
 """
 
-from collections.abc import Sequence
 import dataclasses
-import functools
-import logging
 
-from absl import app, flags
-from absl import logging as absl_logging
+from absl import flags
 from etils import epath
-from ml_collections import config_flags
 
-from icl_jax.cli import ends_in_one_line, parse_config_flags, stop
-from icl_jax.config import ExperimentConfig
+from icl_jax.cli import ConfigFile, Flag, command, stop
 
 CONFIG = "configs/roberta_base_knn_tapt.py:all"
 
 
-def main(argv: Sequence[str]) -> None:
-    """Reads the flags and runs the study."""
-    logging.getLogger("jax").setLevel(logging.WARNING)  # not each backend that is not there
-    if not flags.FLAGS["verbosity"].present:
-        absl_logging.set_verbosity(absl_logging.WARNING)  # not each file of a checkpoint
-    config, data, workdir = (flags.FLAGS[name].value for name in ("config", "data", "workdir"))
-    if len(argv) > 1:
-        stop(f"unexpected argument '{argv[1]}'; flags begin with --")
-    if not isinstance(config, ExperimentConfig):
-        stop(f"get_config() must return an ExperimentConfig, got {type(config).__name__}")
-    if not workdir:
-        stop("expected --workdir=DIR, the folder to write to")
-    data = data or config.evaluation.data
+@command(
+    ConfigFile("a file of configs/ with branches", CONFIG),
+    Flag("data=DATA", "a folder with sts/ and sick/ in SentEval's layout"),
+    Flag("workdir=DIR", "the folder to write to", required=True),
+    Flag("dry_run", "only list the runs, and which are done", bool, False),
+)
+def main(given: flags.FlagValues) -> None:
+    """Runs the study, or lists its runs."""
+    config, workdir = given.config, epath.Path(given.workdir)
+    data = given.data or config.evaluation.data
     if not data:
         stop("expected --data=DATA, a folder with sts/ and sick/ in SentEval's layout")
     tasks = tuple(dict.fromkeys([*config.evaluation.tasks, "sts"]))
     config.evaluation = dataclasses.replace(config.evaluation, data=data, tasks=tasks)
-    from icl_jax.studies import table1_runs  # a wrong flag is told without waiting for JAX
+    from icl_jax.studies import table1_runs  # a wrong flag is reported without waiting for JAX
 
-    with ends_in_one_line():
-        if flags.FLAGS["dry_run"].value:
-            table1_runs.check(config)
-            print(table1_runs.list_runs(config, epath.Path(workdir)))
-        else:
-            table1_runs.run_table1(config, epath.Path(workdir))
+    if given.dry_run:
+        table1_runs.check(config)
+        print(table1_runs.list_runs(config, workdir))
+    else:
+        table1_runs.run_table1(config, workdir)
 
 
 if __name__ == "__main__":
-    # Only here, for icl_jax.main has flags of the same names.
-    config_flags.DEFINE_config_file(
-        "config", None, f"A file of configs/ with branches; by default {CONFIG}."
-    )
-    flags.DEFINE_string("data", None, "A folder with sts/ and sick/.")
-    flags.DEFINE_string("workdir", None, "The folder that everything is written to.")
-    flags.DEFINE_bool("dry_run", False, "Only list the runs, and which are done.")
-    app.run(main, flags_parser=functools.partial(parse_config_flags, default=CONFIG))
+    main()

@@ -1,4 +1,4 @@
-"""The sentences that kNN-TAPT asks with: those of the STS training sets, one on a line.
+"""Writes the queries of kNN-TAPT: sentences of the STS training sets, one per line.
 
 python -m icl_jax.studies.task_sentences --data=DATA --to=FILE.txt [--limit=N] [--unseen]
 
@@ -7,17 +7,17 @@ is taken, never a score. Much of that text stands in the test sets too, for STS-
 STS12-16, and SICK's parts share sentences: --unseen leaves that out, the paper seems to have it.
 """
 
-import argparse
 from pathlib import Path
 from typing import NamedTuple
 
+from absl import flags
 import numpy as np
 
+from icl_jax.cli import Flag, command, whole
 from icl_jax.config import ConfigError, EvaluationConfig
 from icl_jax.corpus.words import words_of
 from icl_jax.evaluation.tasks.sts.files import PairSet, read_sets, read_training_sets
 from icl_jax.files.step_folder import beside
-from icl_jax.retrieval.show import ends_well
 
 _SEED = 0
 
@@ -66,27 +66,24 @@ def _words(text: str) -> str:
     return " ".join(words_of(text))
 
 
-def main(argv: list[str] | None = None) -> None:
-    """Reads the flags, writes the file and says what it holds."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+@command(
+    Flag("data=FOLDER", "a folder with sts/ and sick/", required=True),
+    Flag("to=FILE.txt", "the file to write", Path, required=True),
+    Flag("limit=N", "how many, drawn at random; 0 takes all", whole(), 0),
+    Flag("unseen", "leave out those that a test set holds", bool, False),
+)
+def main(given: flags.FlagValues) -> None:
+    """Writes the file and says what it holds."""
+    chosen = task_sentences(given.data, given.limit, given.unseen)
+    given.to.parent.mkdir(parents=True, exist_ok=True)
+    with beside(given.to) as partial:
+        partial.write_text("".join(f"{sentence}\n" for sentence in chosen.sentences))
+    sets = ", ".join(f"{count:,} of {name}" for name, count in chosen.counts.items())
+    total = sum(chosen.counts.values())
+    print(
+        f"{total:,} different sentences ({sets}), {chosen.in_test:,} of them in the test sets "
+        f"too{', left out' * given.unseen}; {len(chosen.sentences):,} written to {given.to}"
     )
-    parser.add_argument("--data", required=True, help="a folder with sts/ and sick/")
-    parser.add_argument("--to", required=True, type=Path, help="the file to write")
-    parser.add_argument("--limit", type=int, default=0, help="so many, drawn at random; 0: all")
-    parser.add_argument("--unseen", action="store_true", help="none that a test set holds")
-    args = parser.parse_args(argv)
-    with ends_well():
-        chosen = task_sentences(args.data, args.limit, args.unseen)
-        args.to.parent.mkdir(parents=True, exist_ok=True)
-        with beside(args.to) as partial:
-            partial.write_text("".join(f"{sentence}\n" for sentence in chosen.sentences))
-        sets = ", ".join(f"{count:,} of {name}" for name, count in chosen.counts.items())
-        total = sum(chosen.counts.values())
-        print(
-            f"{total:,} different sentences ({sets}), {chosen.in_test:,} of them in the test sets "
-            f"too{', left out' * args.unseen}; {len(chosen.sentences):,} written to {args.to}"
-        )
 
 
 if __name__ == "__main__":

@@ -1,17 +1,15 @@
-"""Which depth and width to train for a number of parameters, and what caps the use of a width.
+"""Recommends a depth and width for a number of parameters, or judges a network.
 
 python -m icl_jax.theory.architecture --params=345e6 --vocab=50257 [--rank=128] [--heads=16]
     recommends a shape; --depth=24 --width=1024 instead of --params judges that one, and
     --config=configs/NAME.py [--config.FIELD=value ...] the network of a config
 """
 
-from collections.abc import Sequence
 import textwrap
 
-from absl import app, flags
-from ml_collections import config_flags
+from absl import flags
 
-from icl_jax.cli import ends_in_one_line, parse_config_flags, stop
+from icl_jax.cli import ConfigFile, Flag, command, number, suggest, whole
 from icl_jax.config import ConfigError, ExperimentConfig
 from icl_jax.config.tree import validate
 from icl_jax.theory.known_models import known_models_table, layers_of
@@ -30,15 +28,18 @@ from icl_jax.theory.network_shape import (
 
 LINE = 100  # characters
 FAR = 2  # what is off by more than this factor is worth a line before the training: our choice
-OPTIONS = {
-    "params": "Parameters to find a shape for, those of the embedding included where --vocab is.",
-    "vocab": "Tokens of the vocabulary; of a convolution, the numbers it reads for a position.",
-    "rank": "Of a factored embedding.",
-    "heads": "Of each layer.",
-    "head_dim": "The size of a head; by default heads make up the width.",
-    "depth": "Layers of a network to judge.",
-    "width": "Its width.",
-}
+_COUNT = whole(1, 10**9)
+OPTIONS = (
+    Flag("params=NUMBER", "parameters to find a shape for, with --vocab those of the embedding too",
+         number),
+    Flag("vocab=N", "tokens of the vocabulary; of a convolution, the numbers it reads for a "
+         "position", _COUNT),
+    Flag("rank=N", "the rank of a factored embedding", _COUNT),
+    Flag("heads=N", "heads of each layer", _COUNT),
+    Flag("head_dim=N", "the size of a head; by default the heads make up the width", _COUNT),
+    Flag("depth=LAYERS", "layers of a network to judge", _COUNT),
+    Flag("width=WIDTH", "its width", _COUNT),
+)  # fmt: skip
 
 
 def report(shape: Shape, heading: str) -> str:
@@ -82,7 +83,7 @@ def imbalance(shape: Shape) -> str | None:
         return None
     return (
         f"note: {shape.depth} layers of width {shape.width} are out of balance: "
-        f"{'; '.join(found)}. More: python -m icl_jax.theory.architecture --config=FILE"
+        f"{'; '.join(found)}. More: {suggest('theory.architecture', config='FILE')}"
     )
 
 
@@ -174,22 +175,13 @@ def asked_shape(config: ExperimentConfig | None, given: dict[str, float | None])
     return "This network:", make_shape(**given)
 
 
-def main(argv: Sequence[str]) -> None:
-    """Reads the flags and prints."""
-    if len(argv) > 1:
-        stop(f"unexpected argument '{argv[1]}'; flags begin with --")
-    config = flags.FLAGS["config"].value
-    if config is not None and not isinstance(config, ExperimentConfig):
-        stop(f"get_config() must return an ExperimentConfig, got {type(config).__name__}")
-    with ends_in_one_line():
-        heading, shape = asked_shape(config, {name: flags.FLAGS[name].value for name in OPTIONS})
-        print(report(shape, heading))
+@command(ConfigFile("a file of configs/ whose network to judge"), *OPTIONS)
+def main(given: flags.FlagValues) -> None:
+    """Prints what there is to say about the shape."""
+    named = {flag.name: given[flag.name].value for flag in OPTIONS}
+    heading, shape = asked_shape(given.config, named)
+    print(report(shape, heading))
 
 
 if __name__ == "__main__":
-    # Only here, for icl_jax.main has a flag of the same name.
-    config_flags.DEFINE_config_file("config", None, "A file of configs/ whose network to judge.")
-    flags.DEFINE_float("params", None, OPTIONS["params"])
-    for flag in list(OPTIONS)[1:]:
-        flags.DEFINE_integer(flag, None, OPTIONS[flag], lower_bound=1, upper_bound=10**9)
-    app.run(main, flags_parser=parse_config_flags)
+    main()

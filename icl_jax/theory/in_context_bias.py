@@ -1,28 +1,29 @@
-"""The in-context bias as numbers: what a network can relate in one input, and through its weights.
+"""Measures the in-context bias: what a network relates in one input, or by training.
 
 python -m icl_jax.theory.in_context_bias --to=FOLDER [--width=4] [--epsilon=0.01] ...
 
 Measures the epsilon-sequential-separation rank of small random networks against depth, in context
 and after a gradient step at several learning rates, and the rank against that of the embedding.
 Writes tables and a figure of each (`in_context_bias.md`, `embedding_rank.md`, `.png`) and
-`measurements.json`; docs/theory.md says how to read them. Killed, the same command goes on.
+`measurements.json`; docs/theory.md says how to read them. Killed, rerun the command to
+continue.
 """
 
-import argparse
 from collections.abc import Iterator
 import dataclasses
 import json
 import math
 from pathlib import Path
 
+from absl import flags
 import jax
 import numpy as np
 from tqdm import tqdm
 
+from icl_jax.cli import Flag, command, number, several, whole
 from icl_jax.config import ConfigError, LinearAttentionConfig
 from icl_jax.files.folder_lock import alone_in
 from icl_jax.files.step_folder import StepFolder, write_json
-from icl_jax.retrieval.show import ends_well
 from icl_jax.theory.epsilon_rank import LEAST_EPSILON, epsilon_rank
 from icl_jax.theory.in_context_bias_report import write_report
 from icl_jax.theory.representations import (
@@ -189,32 +190,25 @@ def _finite(gap: float) -> float | None:
     return gap if math.isfinite(gap) else None
 
 
-def main() -> None:
-    """Reads the flags, measures, writes the report and prints its table."""
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--to", type=Path, required=True, help="a folder for table and figures")
-    for field in dataclasses.fields(Settings):
-        several = isinstance(field.default, tuple)
-        kind = type(field.default[0] if several else field.default)
-        shown = ",".join(f"{value:g}" for value in field.default) if several else field.default
-        help_text = f"default {shown}{', several with commas' if several else ''}"
-        parser.add_argument(f"--{field.name}", type=_several(kind) if several else kind,
-                            default=field.default, help=help_text)  # fmt: skip
-    args = vars(parser.parse_args())
-    with ends_well():
-        folder = args.pop("to")
-        settings = Settings(**args)
-        if wrong := settings.problems():
-            raise ConfigError("; ".join(wrong))
-        found = measure_all(settings, folder)
-        print(write_report(dataclasses.asdict(settings), found, folder))
+def _flag_of(field: dataclasses.Field) -> Flag:
+    is_several = isinstance(field.default, tuple)
+    kind = whole() if type(field.default[0] if is_several else field.default) is int else number
+    what, name = field.name.replace("_", " "), "N,..." if is_several else "N"
+    return Flag(f"{field.name}={name}", what, several(kind) if is_several else kind, field.default)
 
 
-def _several(kind: type):
-    def parse(text: str) -> tuple:
-        return tuple(kind(part) for part in text.split(","))
-
-    return parse
+@command(
+    Flag("to=FOLDER", "the folder for tables and figures", Path, required=True),
+    *map(_flag_of, dataclasses.fields(Settings)),
+)
+def main(given: flags.FlagValues) -> None:
+    """Measures, writes the report and prints its table."""
+    fields = dataclasses.fields(Settings)
+    settings = Settings(**{field.name: given[field.name].value for field in fields})
+    if wrong := settings.problems():
+        raise ConfigError("; ".join(wrong))
+    found = measure_all(settings, given.to)
+    print(write_report(dataclasses.asdict(settings), found, given.to))
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""What a training step would cost on TPUs that are not there: the real compiler, and arithmetic.
+"""Compiles a training step for TPUs, without any: its memory, traffic and time.
 
 python -m icl_jax.tpu.compile --config=configs/NAME.py[:ARM]
     --topology=v5e:4x4 [--config.FIELD=value ...] [--hlo=FILE]
@@ -12,19 +12,16 @@ import math
 import os
 from pathlib import Path
 import re
-import sys
 import time
-import typing
 from typing import NamedTuple
 
-from absl import app, flags
+from absl import flags
 import jax
 from jax.experimental import topologies
 import jax.numpy as jnp
 from jax.sharding import Mesh, SingleDeviceSharding
-from ml_collections import config_flags
 
-from icl_jax.cli import parse_config_flags
+from icl_jax.cli import ConfigFile, Flag, command, stop
 from icl_jax.config import ConfigError, ExperimentConfig
 from icl_jax.config.tree import validate
 from icl_jax.models import abstract
@@ -292,33 +289,24 @@ def advice(config: ExperimentConfig, chips: int) -> str:
     return ", ".join([*options, f"a batch_size below {config.batch_size}"]) + " or more chips"
 
 
-def main(argv: list[str]) -> None:
+@command(
+    ConfigFile("a file of configs/; --config.FIELD=value overrides any field", required=True),
+    Flag("topology=NAME:SIZES", f"the slice; NAME is one of {', '.join(GENERATIONS)}",
+         default="v5e:4x4"),
+    Flag("hlo=FILE", "a file to write the compiled program to"),
+)  # fmt: skip
+def main(given: flags.FlagValues) -> None:
     """Prints the table and, as the last line, all its numbers as JSON."""
     jax.config.update("jax_enable_compilation_cache", False)  # needs a device to read it back
-    config, topology = flags.FLAGS.config, flags.FLAGS.topology
-    if len(argv) > 1:
-        _stop(f"unexpected argument '{argv[1]}'; flags begin with --")
-    if not isinstance(config, ExperimentConfig):
-        _stop("expected --config=FILE, a file whose get_config() returns an ExperimentConfig")
     try:
-        numbers = measure(config, topology, flags.FLAGS.hlo)
-    except ConfigError as error:
-        _stop(str(error))
+        numbers = measure(given.config, given.topology, given.hlo)
     except DoesNotFitError as error:
         print(json.dumps({"fits": False, "needed": error.needed, "available": error.available}))
-        _stop(f"does not fit: {error}; try {advice(config, num_chips(topology))}", code=1)
+        tried = advice(given.config, num_chips(given.topology))
+        stop(f"does not fit: {error}; try {tried}", code=1)
     print(table(numbers))
     print(json.dumps({"fits": True, **numbers}))
 
 
-def _stop(message: str, code: int = 2) -> typing.NoReturn:
-    print(f"error: {message}", file=sys.stderr)
-    sys.exit(code)
-
-
 if __name__ == "__main__":
-    # Only here, for icl_jax.main has a flag of the same name.
-    config_flags.DEFINE_config_file("config", None, "A file of configs/.")
-    flags.DEFINE_string("topology", "v5e:4x4", f"NAME:SIZES; NAME: {', '.join(GENERATIONS)}.")
-    flags.DEFINE_string("hlo", None, "A file to write the compiled program to.")
-    app.run(main, flags_parser=parse_config_flags)
+    main()

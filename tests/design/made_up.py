@@ -13,9 +13,9 @@ from icl_jax.config import (
     MeshConfig,
     TokenizerConfig,
 )
-from icl_jax.design.find_related import find_related
 from icl_jax.design.groups import NO_SCORE, GroupShard, write_groups
 from icl_jax.design.sentences import Sentences
+from icl_jax.design.stage import find_related
 from icl_jax.files.step_folder import StepFolder
 
 WORDS = [f"{a}{b}" for a in ("ka", "lo", "mi", "nu", "pe", "ru") for b in "bdfgkmnrst"]

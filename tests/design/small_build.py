@@ -3,9 +3,9 @@
 from pathlib import Path
 
 from icl_jax.config import ExperimentConfig
-from icl_jax.design.find_related import find_related
+from icl_jax.design.build import Build
 from icl_jax.design.folders import DesignFolders
-from icl_jax.design.stage import Build
+from icl_jax.design.stage import find_related
 from tests.design.test_find_related import experiment, write_corpus
 
 

@@ -13,14 +13,14 @@ from icl_jax.design.arms import ARMS
 from icl_jax.design.card.data_card import (
     make_card,
     same_sentences,
-    steps_of,
     write_card,
 )
 from icl_jax.design.card.samples import take_samples
-from icl_jax.design.find_related import DesignFolders
+from icl_jax.design.folders import DesignFolders
 from icl_jax.design.groups import Groups, keep_file
 from icl_jax.design.sentences import Sentences
 from icl_jax.design.stage import design
+from icl_jax.design.steps import steps_of
 from icl_jax.files.step_folder import write_json
 from tests.design.small_build import small_config
 

@@ -24,8 +24,8 @@ from icl_jax.config import (
     TokenizerConfig,
 )
 from icl_jax.corpus.sentence_table import SentenceTable
-from icl_jax.design.find_related import find_related
 from icl_jax.design.folders import DesignFolders
+from icl_jax.design.stage import find_related
 from icl_jax.files.step_folder import read_results
 from icl_jax.retrieval.show import main as show
 from tests.retrieval.small_encoder import make_sentence_folder
@@ -226,7 +226,7 @@ def test_an_empty_corpus_is_told(tmp_path):
 
 KILLED = """
 import pickle, sys
-from icl_jax.design.find_related import find_related
+from icl_jax.design.stage import find_related
 
 if __name__ == "__main__":
     find_related(pickle.loads(bytes.fromhex(sys.argv[1])), sys.argv[2])

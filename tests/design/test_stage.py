@@ -26,13 +26,14 @@ from icl_jax.config import (
 from icl_jax.corpus.tokenizers import Tokenizer
 from icl_jax.data.input_pipeline import GlobalBatches, open_data
 from icl_jax.data.shards import Shards, find_shards
-from icl_jax.design import stage as build
-from icl_jax.design.arms import ARMS
-from icl_jax.design.arms import ARMS as ARM_NAMES
+from icl_jax.design import stage
+from icl_jax.design.arms import ARMS, own_strategies
 from icl_jax.design.folders import DesignFolders, arm_folder
 from icl_jax.design.groups import Groups
+from icl_jax.design.records.records import LAYOUTS
 from icl_jax.design.sentences import Sentences
 from icl_jax.design.stage import design
+from icl_jax.design.strategies.strategy import Strategy, open_strategy
 from icl_jax.models import create, huggingface
 from icl_jax.retrieval.neighbours import Neighbours
 from icl_jax.training.checks import check_run
@@ -43,7 +44,7 @@ MATCHED = [f"{kind}_{layout}" for kind in ("neighbours", "random")
            for layout in ("in_context", "in_batch")]  # fmt: skip
 
 
-def config_for(folder: Path, arms=ARM_NAMES, people=40, **changes):
+def config_for(folder: Path, arms=ARMS, people=40, **changes):
     # So small a corpus has few sentences that are not related.
     given = {"arms": tuple(arms), "max_related_share": 1.0}
     examples = given | changes.pop("examples", {})
@@ -71,7 +72,9 @@ def sentences_used(workdir, arm):
 
 
 def test_every_arm_has_its_strategy_and_layout():
-    assert set(ARMS) == set(ARM_NAMES)
+    for arm in ARMS.values():
+        assert isinstance(open_strategy(arm.strategy), Strategy) and arm.layout in LAYOUTS
+        assert {*arm.made_from} <= {*own_strategies()}
 
 
 def test_matched_arms_hold_the_same_sentences_each_as_often(built):
@@ -88,7 +91,7 @@ def test_matched_arms_hold_the_same_sentences_each_as_often(built):
         arm: json.loads((arm_folder(workdir, arm) / "results.json").read_text())[
             "sentence_multiset"
         ]
-        for arm in ARM_NAMES
+        for arm in ARMS
     }
     assert len({checksums[arm] for arm in MATCHED}) == 1
     others = {checksums[arm] for arm in ("contiguous", "task_only", "shared_entity")}
@@ -379,9 +382,9 @@ def test_arms_of_groups_that_another_min_gain_kept_are_refused(tmp_path):
 def test_a_control_is_warned_of_from_one_percent_related_on(monkeypatch, capsys, related, warned):
     results = {"above_threshold": related, "dealt": 1_000}
     found = types.SimpleNamespace(results=results)
-    monkeypatch.setattr(build.Groups, "open", lambda folder: found)
+    monkeypatch.setattr(stage.Groups, "open", lambda folder: found)
     design = DesignConfig(examples=ExamplesConfig(arms=("random_in_context",)))
-    build._print_related(design, DesignFolders("anywhere"))
+    stage._print_remarks(design, DesignFolders("anywhere"))
     told = capsys.readouterr().out
     assert told.startswith("WARNING: a control should have less than 1%. ") == warned
     assert f"random_in_context: {related} of 1,000 random companions" in told

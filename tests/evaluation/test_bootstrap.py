@@ -5,6 +5,8 @@ from scipy import stats
 from icl_jax.evaluation import bootstrap
 from icl_jax.evaluation.bootstrap import draw, interval, mean_of, p_value, ratio_of, spearman_of
 
+pytestmark = pytest.mark.delicate
+
 
 def resampled(items, resamples, seed):
     """The items of each resample, one by one."""

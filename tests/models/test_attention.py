@@ -14,6 +14,8 @@ from icl_jax.models.attention import (
     sinusoidal,
 )  # fmt: skip
 
+pytestmark = pytest.mark.delicate
+
 GROUP = jnp.array([[1, 1, 1, 2, 2, 2, 2, 2, 2, 0, 3], [4, 4, 4, 4, 4, 4, 4, 4, 4, 4, 4]])
 
 

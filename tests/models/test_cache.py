@@ -10,6 +10,8 @@ from icl_jax.models.attention import locate
 from icl_jax.models.layers import make_cache
 from tests.models.small import make_model
 
+pytestmark = pytest.mark.delicate
+
 SMALL = {"vocab_size": 31, "context_length": 23, "num_layers": 2, "embed_dim": 12, "num_heads": 3}
 TOKENS = np.random.default_rng(0).integers(0, 31, (3, 13)).astype(np.int32)
 GROUP = (np.arange(13) >= np.array([[0], [4], [6]])).astype(np.int32)  # padded on the left

@@ -7,6 +7,8 @@ import pytest
 from icl_jax.config import LinearAttentionConfig
 from tests.models.small import make_model
 
+pytestmark = pytest.mark.delicate
+
 SMALL = {"vocab_size": 11, "context_length": 6, "num_layers": 2, "embed_dim": 6, "num_heads": 2}
 TOKENS = np.random.default_rng(0).integers(0, 11, (2, 5))
 

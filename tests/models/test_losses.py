@@ -17,6 +17,8 @@ from icl_jax.models.losses import vocabulary_loss
 from icl_jax.sharding import make_mesh, spec
 from tests.models.small import make_model
 
+pytestmark = pytest.mark.delicate
+
 BATCH, TIME, EMBED, VOCAB = 8, 13, 6, 23
 MESHES = [None, (8, 1, 1), (1, 8, 1), (2, 2, 2), (1, 2, 4), (1, 1, 8)]
 

@@ -9,6 +9,8 @@ from icl_jax.models.passage_losses import Passage, PassageLosses, ask, pack, row
 from icl_jax.sharding import make_mesh
 from tests.models.small import make_model
 
+pytestmark = pytest.mark.delicate
+
 SIZES = {"vocab_size": 37, "context_length": 16, "num_layers": 1, "embed_dim": 8, "num_heads": 2}
 MASK = 3
 

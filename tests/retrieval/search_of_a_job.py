@@ -9,7 +9,7 @@ import sys
 
 from icl_jax.cli import ends_in_one_line
 from icl_jax.config import StageError
-from icl_jax.design.find_related import find_related
+from icl_jax.design.stage import find_related
 from icl_jax.retrieval.search import jax_engine as search_jax
 from icl_jax.retrieval.search import search as search_shards
 from icl_jax.workers.hosts import by_leader

@@ -13,6 +13,8 @@ from icl_jax.retrieval.embeddings import embed_shard, embed_table
 from icl_jax.retrieval.encoders.encoder import fit_tfidf, open_encoder
 from icl_jax.retrieval.vectors import normalise, shard_file
 
+pytestmark = pytest.mark.delicate
+
 SHARDS = [["one", "three"], ["seventeen", "two", "eleven"], ["nine"]]
 
 

@@ -11,6 +11,8 @@ from icl_jax.retrieval.neighbours import (
     write_shard,
 )
 
+pytestmark = pytest.mark.delicate
+
 
 def write(folder):
     similarities = np.array([0.9, 0.8, 0.7], np.float32)

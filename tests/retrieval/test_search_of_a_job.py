@@ -9,8 +9,8 @@ import pyarrow as pa
 import pytest
 
 from icl_jax.config import MeshConfig, SearchConfig
-from icl_jax.design.find_related import find_related
 from icl_jax.design.folders import DesignFolders
+from icl_jax.design.stage import find_related
 from icl_jax.files.step_folder import read_results
 from icl_jax.retrieval.search.jax_engine import _needed
 from icl_jax.retrieval.vectors import Vectors

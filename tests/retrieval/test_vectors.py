@@ -9,6 +9,8 @@ from icl_jax.config import StageError
 from icl_jax.files.step_folder import write_json
 from icl_jax.retrieval.vectors import Vectors, save_shard
 
+pytestmark = pytest.mark.delicate
+
 
 @pytest.fixture
 def folder(tmp_path):

@@ -4,7 +4,6 @@ import dataclasses
 import json
 from pathlib import Path
 import shutil
-from types import SimpleNamespace
 
 from etils import epath
 import pytest
@@ -177,13 +176,11 @@ def test_a_model_folder_in_a_bucket_is_the_model_that_it_is_on_a_disk(gcs, tmp_p
         check_export(epath.Path("arm"), "arm", url, 8)
 
 
-def test_the_model_of_a_run_is_exported_into_a_bucket_once(gcs, run, monkeypatch, capsys):
+def test_the_model_of_a_run_is_exported_into_a_bucket_once(gcs, run):
     _, workdir = run
     send(gcs, workdir, WORK)
-    flags = {"_RUN": WORK, "_TO": "gs://bucket/exported", "_EMA": False}
-    for name, value in flags.items():
-        monkeypatch.setattr(export, name, SimpleNamespace(value=value))
-    export.main([])
+    flags = [f"--run={WORK}", "--to=gs://bucket/exported"]
+    export.main(flags)
     assert gcs.names("gs://bucket/exported") == [
         "config.json", "model.safetensors", "special_ids.json", "tokenizer.json",
         "tokenizer_config.json",
@@ -191,7 +188,7 @@ def test_the_model_of_a_run_is_exported_into_a_bucket_once(gcs, run, monkeypatch
     folder = mirror.fetched("gs://bucket/exported")
     assert huggingface.read_config(folder).vocab_size == small.SIZES["vocab_size"]
     with pytest.raises(SystemExit, match="error: gs://bucket/exported already holds a model"):
-        export.main([])
+        export.main(flags)
 
 
 def test_a_step_that_was_half_copied_is_copied_to_its_end(gcs):

@@ -327,13 +327,11 @@ def start(monkeypatch, capsys):
     """What `icl_jax.main` prints before the stages, which do not run."""
 
     def printed(config, stages=None):
-        given = {"_CONFIG": config, "_WORKDIR": "unused", "_STAGES": stages}
-        job = dict.fromkeys(("_COORDINATOR", "_NUM_PROCESSES", "_PROCESS_ID"))
-        for name, value in (given | job).items():
-            monkeypatch.setattr(main_module, name, types.SimpleNamespace(value=value))
+        job = dict.fromkeys(("coordinator", "num_processes", "process_id"))
+        given = types.SimpleNamespace(config=config, workdir="unused", stages=stages, **job)
         begun = []
         monkeypatch.setattr(main_module, "run_stages", lambda *given: begun.append(given))
-        main_module.main(["icl_jax.main"])
+        main_module.main.__wrapped__(given)
         assert len(begun) == 1
         return capsys.readouterr().out
 

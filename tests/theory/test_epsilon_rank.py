@@ -11,6 +11,8 @@ from icl_jax.theory.epsilon_rank import (
     relative_lower,
 )
 
+pytestmark = pytest.mark.delicate
+
 
 def kernel(count=40, power=3, seed=0):
     rows, columns = np.random.default_rng(seed).uniform(0.5, 1.5, (2, count, 3))

@@ -1,7 +1,6 @@
 """The measurement as a command: small sizes, a killed run that goes on, a table and figures."""
 
 import json
-import sys
 
 import pytest
 
@@ -69,12 +68,11 @@ def test_the_deficit_is_read_off_the_curve_in_context():
     assert measured_deficit(context, curve(1, 1, 40)) == "none"
 
 
-def test_wrong_settings_stop_in_one_line(tmp_path, monkeypatch):
+def test_wrong_settings_stop_in_one_line(tmp_path):
     flags = [f"--to={tmp_path}", "--heads=3", "--depths=1,7", "--epsilon=2"]
-    monkeypatch.setattr(sys, "argv", ["in_context_bias", *flags])
     with pytest.raises(SystemExit) as stopped:
-        in_context_bias.main()
-    assert stopped.value.code == (
+        in_context_bias.main(flags)
+    assert str(stopped.value) == (
         "error: heads must divide the width 4, got 3; epsilon must be from 1e-11 to below 1, got "
         "2.0; depths must be from 1 to 4, got (1, 7): at 5 layers the polynomials are of degree "
         "243, beyond what float64 tells apart"

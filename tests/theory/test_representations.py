@@ -17,6 +17,8 @@ from icl_jax.theory.representations import (
 )
 from tests.theory.small import FIRST, SECOND, network, network_config
 
+pytestmark = pytest.mark.delicate
+
 A, B = np.random.default_rng(0).normal(size=(2, 2))
 
 

@@ -17,6 +17,8 @@ from icl_jax.theory.separation_rank import (
 )
 from tests.theory.small import raw_network
 
+pytestmark = pytest.mark.delicate
+
 
 def test_the_rank_of_a_polynomial_kernel_is_its_number_of_monomials():
     """<a, b>^3 in 4 variables: multiset(4, 3) = 20."""

@@ -1,7 +1,6 @@
 """The command that writes a run's model as a Hugging Face folder."""
 
 import shutil
-from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -16,35 +15,33 @@ from tests.training.small import experiment
 SIZES = {"vocab_size": 11, "context_length": 8, "num_layers": 1, "embed_dim": 4, "num_heads": 1}
 
 
-@pytest.fixture(autouse=True)
-def command(tmp_path, monkeypatch):
-    flags = {"_RUN": str(tmp_path / "run"), "_TO": str(tmp_path / "to"), "_EMA": False}
-    for name, value in flags.items():
-        monkeypatch.setattr(export, name, SimpleNamespace(value=value))
+@pytest.fixture
+def flags(tmp_path):
+    return [f"--run={tmp_path / 'run'}", f"--to={tmp_path / 'to'}"]
 
 
-def test_a_run_that_is_not_there_is_told(tmp_path):
+def test_a_run_that_is_not_there_is_told(tmp_path, flags):
     with pytest.raises(SystemExit, match=f"error: there is no folder {tmp_path / 'run'}"):
-        export.main([])
+        export.main(flags)
     (tmp_path / "run").mkdir()
     with pytest.raises(SystemExit, match="there is no finished checkpoint in"):
-        export.main([])
+        export.main(flags)
 
 
-def test_what_the_format_cannot_hold_is_told_in_one_line(tmp_path, monkeypatch):
+def test_what_the_format_cannot_hold_is_told_in_one_line(tmp_path, flags, monkeypatch):
     config = GPTConfig(**SIZES, position="rotary")
     load = lambda run, mesh, ema: create(config, 0, mesh)  # noqa: E731
     monkeypatch.setattr(export.checkpoint, "load_model", load)
     with pytest.raises(SystemExit, match=r"cannot hold position=rotary .*; train with"):
-        export.main([])
+        export.main(flags)
     assert not (tmp_path / "to").exists()
 
 
-def test_the_tokenizer_comes_with_the_model(tmp_path, monkeypatch, capsys):
+def test_the_tokenizer_comes_with_the_model(tmp_path, flags, capsys):
     transformers = pytest.importorskip("transformers")
     config = experiment("design:contiguous", model=GPTConfig(**small.SIZES), mesh=(-1, 1, 1))
     run = small.run_folder(tmp_path / "run", config)
-    export.main([])
+    export.main(flags)
     assert "step 2 written to" in (told := capsys.readouterr().out) and "its tokenizer" in told
     ours = model_at(str(run))
     theirs = transformers.AutoTokenizer.from_pretrained(tmp_path / "to")
@@ -59,10 +56,10 @@ def test_the_tokenizer_comes_with_the_model(tmp_path, monkeypatch, capsys):
     np.testing.assert_array_equal(ours.load(mesh)(tokens), exported.load(mesh)(tokens))
 
 
-def test_a_run_without_a_design_is_written_without_a_tokenizer(tmp_path, capsys):
+def test_a_run_without_a_design_is_written_without_a_tokenizer(tmp_path, flags, capsys):
     config = experiment(model=GPTConfig(**SIZES), mesh=(-1, 1, 1))
     small.run_folder(tmp_path / "run", config)
     shutil.rmtree(tmp_path / "run" / "design")
-    export.main([])
+    export.main(flags)
     assert "without a tokenizer" in capsys.readouterr().out
     assert not (tmp_path / "to" / "tokenizer.json").exists()

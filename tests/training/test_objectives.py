@@ -2,9 +2,12 @@
 
 import jax
 import numpy as np
+import pytest
 
 from icl_jax.config import RobertaConfig, TrainingConfig
 from icl_jax.training.objectives import masked_token, next_token
+
+pytestmark = pytest.mark.delicate
 
 
 def test_each_token_predicts_its_follower_inside_its_group_only():

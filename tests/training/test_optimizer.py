@@ -17,6 +17,8 @@ from icl_jax.training.presets import PRESETS, preset
 from icl_jax.training.train import plan_steps
 from tests.training.small import GPT, ROBERTA, experiment, write_source
 
+pytestmark = pytest.mark.delicate
+
 
 def rates(steps, **fields):
     schedule = learning_rate(OptimizerConfig(learning_rate=2.0, **fields), steps)

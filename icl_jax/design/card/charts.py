@@ -11,7 +11,7 @@ _FEWEST_BARS = 6
 
 
 def histogram(edges: Sequence[float], counts: Sequence[int], unit: str, label: str) -> str:
-    """Bars between edges; ranges at both ends that hold nothing are left out."""
+    """Bars between edges; empty ranges at both ends are left out."""
     edges, counts = _trim(edges, counts)
     names = [f"{_number(a)} to {_number(b)}" for a, b in itertools.pairwise(edges)]
     width, every = edges[1] - edges[0], _every(len(edges))
@@ -21,7 +21,7 @@ def histogram(edges: Sequence[float], counts: Sequence[int], unit: str, label: s
 
 def bars(values: Sequence[int], counts: Sequence[int], unit: str, label: str) -> str:
     """One bar for each value; values are consecutive whole numbers."""
-    more = max(0, _FEWEST_BARS - len(values))  # a single bar as wide as the chart tells nothing
+    more = max(0, _FEWEST_BARS - len(values))  # a single bar as wide as the chart says nothing
     values = [*values, *range(values[-1] + 1, values[-1] + 1 + more)]
     counts = [*counts, *[0] * more]
     marks = [(i + 0.5, f"{value:,}") for i, value in enumerate(values)]
@@ -29,11 +29,11 @@ def bars(values: Sequence[int], counts: Sequence[int], unit: str, label: str) ->
     return _draw(counts, names, marks[:: _every(len(marks))], unit, label)
 
 
-def figure(name: str, chart: str, told: str) -> str:
+def figure(name: str, chart: str, caption: str) -> str:
     """A chart with its name and a line about it."""
     return (
         f'<figure><div class="name">{html.escape(name)}</div>{chart}'
-        f"<figcaption>{html.escape(told)}</figcaption></figure>"
+        f"<figcaption>{html.escape(caption)}</figcaption></figure>"
     )
 
 
@@ -55,10 +55,10 @@ def _draw(
                      f"{value:,}</text>")  # fmt: skip
     for i, (name, count) in enumerate(zip(names, counts)):
         size = height * count / ticks[-1]
-        told = html.escape(f"{name}: {count:,}")
+        title = html.escape(f"{name}: {count:,}")
         parts.append(f'<rect class="bar" x="{_LEFT + i * step + 0.5:.1f}" y="{floor - size:.1f}" '
                      f'width="{max(0.5, step - 1):.1f}" height="{size:.1f}">'
-                     f"<title>{told}</title></rect>")  # fmt: skip
+                     f"<title>{title}</title></rect>")  # fmt: skip
     parts.append(
         f'<line class="axis" x1="{_LEFT}" x2="{_LEFT + width}" y1="{floor}" y2="{floor}"/>'
     )
@@ -75,7 +75,7 @@ def _draw(
 
 
 def _trim(edges: Sequence[float], counts: Sequence[int]) -> tuple[list[float], list[int]]:
-    """Without empty bins at either end, but one."""
+    """Keeps only one empty bin at either end."""
     filled = [i for i, count in enumerate(counts) if count] or [0]
     first, last = max(0, filled[0] - 1), min(len(counts), filled[-1] + 2)
     return list(edges[first : last + 1]), list(counts[first:last])
@@ -90,7 +90,7 @@ def _ticks(largest: int) -> list[int]:
 
 
 def _every(count: int) -> int:
-    """1, 2, 4, ...: the ticks to step over, so that not too many are left."""
+    """1, 2, 4, ...: every how many ticks one is drawn, so that there are not too many."""
     return 1 << max(0, -(-count // _MOST_TICKS) - 1).bit_length()
 
 

@@ -1,4 +1,4 @@
-"""The data card: what a finished design stage made, from what, at which cost, with samples.
+"""The data card: what a finished design stage made, its inputs and its cost, with samples.
 
 `card.json` holds all of it for programs, `card.html` (see `page.py`) for people.
 """
@@ -10,10 +10,12 @@ from pathlib import Path
 import platform
 
 from icl_jax.corpus.table_results import BAD_DOCUMENTS
-from icl_jax.design.arms import ARMS, NEED_NEIGHBOURS, strategies_of
+from icl_jax.design.arms import ARMS, strategies_of
 from icl_jax.design.card.page import render_page
 from icl_jax.design.card.samples import take_samples
 from icl_jax.design.folders import DesignFolders
+from icl_jax.design.steps import steps_of
+from icl_jax.design.strategies.strategy import need_neighbours, open_strategy
 from icl_jax.files.step_folder import beside, read_inputs, read_results, write_json
 
 _PACKAGES = ("jax", "numpy", "faiss-cpu", "sentencex", "tokenizers", "pyarrow", "scikit-learn")
@@ -31,7 +33,7 @@ def write_card(workdir: str | os.PathLike) -> None:
 
 
 def make_card(workdir: str | os.PathLike) -> dict:
-    """All that the card tells. Apart from `cost` and `versions` it follows from the inputs."""
+    """The content of the card. All but `cost` and `versions` follows from the inputs."""
     folders = DesignFolders(workdir)
     config = json.loads(folders.config.read_text())
     examples = config["examples"]
@@ -41,15 +43,14 @@ def make_card(workdir: str | os.PathLike) -> dict:
     overlap = _results(folders.overlap) if examples["evaluation_files"] else None
     files = overlap["files"].values() if overlap else ()
     overlapping = [sample["sentence"] for file in files for sample in file["samples"]]
-    shown = list(dict.fromkeys(ARMS[arm].strategy for arm in arms))
+    of_arms = {ARMS[arm].strategy for arm in arms}
+    shown = [name for name in strategies if name in of_arms]
     samples = take_samples(workdir, shown, examples["card_samples"], seed, overlapping)
     return {
         "corpus": _table(folders.corpus),
         "queries": _table(folders.queries) if folders.has_queries else None,
-        "search": _results(folders.neighbours) if NEED_NEIGHBOURS & {*strategies} else None,
-        "entity_search": (
-            _results(folders.entity_neighbours) if "shared_entity" in strategies else None
-        ),
+        "search": _results(folders.neighbours) if need_neighbours(strategies) else None,
+        **_own_searches(folders, strategies),
         "strategies": {name: _strategy(folders.groups / name) for name in strategies},
         "arms": arms,
         "same_sentences": same_sentences(arms),
@@ -63,7 +64,7 @@ def make_card(workdir: str | os.PathLike) -> dict:
 
 
 def same_sentences(arms: dict[str, dict]) -> list[list[str]]:
-    """Which arms hold the same sentences, each as often: they differ in arrangement alone."""
+    """Arms that hold the same sentences, each as often: they differ in arrangement alone."""
     by_content: dict[str, list[str]] = {}
     for arm, results in arms.items():
         by_content.setdefault(results["sentence_multiset"], []).append(arm)
@@ -76,32 +77,8 @@ def read_costs(folders: DesignFolders, config: dict) -> list[dict]:
     return [{"step": step, **json.loads(file.read_text())} for step, file in files if file.exists()]
 
 
-def steps_of(config: dict) -> list[str]:
-    """The steps of a build in the order in which they run; a workdir may hold those of others."""
-    examples, asks = config["examples"], bool(config["queries"]["files"])
-    strategies = strategies_of(examples["arms"])
-    searches = bool(NEED_NEIGHBOURS & {*strategies})
-    signatures = ["neighbours_signatures/pool"] + ["neighbours_signatures/queries"] * asks
-    steps = ["tokenizer", "corpus"] + ["queries"] * asks
-    if searches:
-        steps += ["encoder"] * (not config["encoder"]["folder"])
-        steps += ["corpus_vectors"] + ["query_vectors"] * asks + signatures
-        steps += ["neighbours_pool"]
-        steps += ["neighbours_index"] * (config["search"]["engine"] == "faiss") + ["neighbours"]
-    for strategy in strategies:
-        if strategy == "shared_entity":
-            steps += ["entity_neighbours_terms"] + signatures * (not searches)
-            steps += ["entity_neighbours"]
-        steps += ["groups/document_path/path"] * (strategy == "document_path")
-        steps += [f"groups/{strategy}"]
-        judged = examples["gain_model"] and strategy in examples["gain_strategies"]
-        steps += [f"groups/{strategy}/gain"] * bool(judged)
-    steps += [f"arms/{arm}" for arm in examples["arms"]]
-    return steps + ["overlap"] * bool(examples["evaluation_files"])
-
-
 def read_versions() -> dict[str, str]:
-    """Of this package and those that decide what the files hold."""
+    """Of this package and those that the content of the files depends on."""
     found = {"python": platform.python_version()}
     for package in ("icl_jax", *_PACKAGES):
         try:
@@ -112,18 +89,29 @@ def read_versions() -> dict[str, str]:
 
 
 def _table(folder: Path) -> dict:
-    """The results of a sentence table, and the first documents that could not be read."""
+    """The results of a sentence table, and the first unreadable documents."""
     bad = folder / BAD_DOCUMENTS
     lines = bad.read_text().splitlines()[:_BAD_SHOWN] if bad.exists() else []
     return {**_results(folder), "first_bad_documents": [json.loads(line) for line in lines]}
 
 
+def _own_searches(folders: DesignFolders, strategies: list[str]) -> dict[str, dict | None]:
+    """The results of every search that only one strategy needs; None: not in this build."""
+    found = {}
+    for name in strategies_of(ARMS):
+        if search := open_strategy(name).own_search:
+            made = name in strategies
+            found[search.card_key] = _results(folders.path / search.folder) if made else None
+    return found
+
+
 def _arm(folders: DesignFolders, arm: str) -> dict:
-    return {**ARMS[arm]._asdict(), **_results(folders.arms / arm)}
+    facts = {name: getattr(ARMS[arm], name) for name in ("strategy", "layout", "has_queries")}
+    return facts | _results(folders.arms / arm)
 
 
 def _strategy(folder: Path) -> dict:
-    """Its results, and those of the gain filter where it is in force."""
+    """Its results, and those of the gain filter if its groups are filtered."""
     kept = folder / "kept.json"
     if not kept.exists():
         return _results(folder)
@@ -137,7 +125,7 @@ def _results(folder: Path) -> dict | None:
 
 
 def _inputs(folders: DesignFolders, overlap: bool) -> dict:
-    """Files with size and checksum, fingerprints of what was made or taken from elsewhere."""
+    """Files with size and checksum; fingerprints of what was made or came from elsewhere."""
     found = {"corpus files": read_inputs(folders.corpus).get("files")}
     if folders.has_queries:
         found["query files"] = read_inputs(folders.queries).get("files")

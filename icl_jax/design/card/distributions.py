@@ -4,11 +4,8 @@ import itertools
 import json
 
 from icl_jax.design.card.charts import bars, figure, histogram
+from icl_jax.design.strategies.strategy import open_strategy
 
-_SCORES = {  # what the similarity of a sentence is, where it is no cosine
-    "document_path": "weight of the step that led to its document",
-    "shared_entity": "cosine of the rare terms",
-}
 _MOST_BARS = 40  # sentences of a group; larger groups are one bar
 
 
@@ -33,7 +30,7 @@ def distributions(card: dict) -> str:
 
 def _similarities(names: str, found: dict) -> str:
     counts = found["similarity_counts"]
-    unit = _SCORES.get(found["strategy"], "cosine to the query")
+    unit = open_strategy(found["strategy"]).score
     chart = histogram(found["similarity_edges"], counts, unit, f"Similarity, {names}")
     return figure(names, chart, f"{sum(counts):,} sentences, the first of each group left out.")
 

@@ -1,8 +1,8 @@
 """The data card as one HTML page that needs no network and runs no script but its own.
 
 Tables and charts are made here, escaped. The browser of examples (`card.js`) reads the samples from
-JSON in the page. The page's policy allows the hashes of its one style and one script, and nothing
-else: text from a corpus that got through as HTML would still not run.
+JSON in the page. The page's policy allows only the hashes of its one style and one script: even if
+text of a corpus got through as HTML, it would not run.
 """
 
 import base64
@@ -11,9 +11,10 @@ import html
 import json
 from pathlib import Path
 
+from icl_jax.design.arms import has_queries
 from icl_jax.design.card import sections
 from icl_jax.design.card.distributions import distributions
-from icl_jax.design.explain.group_text import WITH_QUERY
+from icl_jax.design.strategies.strategy import Strategy, open_strategy
 
 _SECTIONS = {  # title, its short form for the menu, and what makes the content
     "arms": ("Arms", "Arms", sections.arms),
@@ -71,8 +72,8 @@ def _summary(card: dict) -> str:
     numbers.append(("of a row is real tokens, at least", f"{least:.1%}"))
     tiles = "".join(f"<div><dt>{name}</dt><dd>{number}</dd></div>" for name, number in numbers)
     return (
-        "<p>Which sentences share a training example, in which arms, from what, and how it was "
-        "made. All numbers are in <code>card.json</code> too.</p>"
+        "<p>Which sentences share a training example in each arm, and how the examples were made. "
+        "All numbers are in <code>card.json</code> too.</p>"
         f'<dl class="numbers">{tiles}</dl>'
     )
 
@@ -85,9 +86,8 @@ def _browser(card: dict) -> str:
     count = len(card["samples"])
     content = (
         "<p>The same sentence, highlighted, as each arm places it. What stands beside one line is "
-        "one context, special tokens included. The number below a sentence is its cosine to the "
-        "query; in document_path, the weight of the step that led to its document; in "
-        "shared_entity, the cosine of their rare terms.</p>"
+        "one context, special tokens included. The number below a sentence is its "
+        f"{html.escape(_scores(card))}.</p>"
         '<div class="controls"><span><button type="button" id="previous">← Previous</button>'
         '<button type="button" id="next">Next →</button></span>'
         '<span><label for="number">Example</label><input type="number" id="number" min="1" '
@@ -100,6 +100,17 @@ def _browser(card: dict) -> str:
         "</noscript>"
     )
     return _section("browser", "Examples, arms side by side", content)
+
+
+def _scores(card: dict) -> str:
+    """What the similarity of a sentence is, in general and in the strategies where it differs."""
+    usual = Strategy.score
+    names = dict.fromkeys(found["strategy"] for found in card["arms"].values())
+    scores = {name: open_strategy(name).score for name in names}
+    others = [
+        f"; in {name}, the {score}" for name, score in scores.items() if score not in ("", usual)
+    ]
+    return usual + "".join(others)
 
 
 def _section(name: str, title: str, content: str) -> str:
@@ -117,7 +128,8 @@ def _samples(card: dict) -> str:
         {"name": arm, "strategy": found["strategy"], "layout": found["layout"]}
         for arm, found in card["arms"].items()
     ]
-    shown["with_query"] = WITH_QUERY
+    used = dict.fromkeys(arm["strategy"] for arm in shown["arms"])
+    shown["with_query"] = [strategy for strategy in used if has_queries(strategy)]
     text = json.dumps(shown, ensure_ascii=False, separators=(",", ":"))
     return text.translate(_UNSAFE)
 

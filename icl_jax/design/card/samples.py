@@ -1,4 +1,4 @@
-"""Some groups for people to look at: the same sentence as each strategy groups it."""
+"""Sample groups for the reader: the same sentence as each strategy groups it."""
 
 from collections.abc import Sequence
 import os
@@ -6,12 +6,11 @@ import os
 import numpy as np
 
 from icl_jax.corpus.tokenizers import Tokenizer
-from icl_jax.design.explain.group_text import WITH_QUERY, GroupReader
+from icl_jax.design.arms import ARMS, has_queries, strategies_of
+from icl_jax.design.explain.group_text import GroupReader
 from icl_jax.design.folders import DesignFolders
 from icl_jax.design.groups import Groups, read_keep
 from icl_jax.design.sentences import Sentences
-
-_CHOSEN_FROM = (*WITH_QUERY, "contiguous", "document_path")
 
 
 def take_samples(
@@ -23,19 +22,19 @@ def take_samples(
 ) -> dict:
     """`count` sentences, chosen at random, with their group under each strategy.
 
-    Sentences and documents stand apart, by id, for several groups hold the same; `also` are more
-    sentences to describe. A strategy that never saw the chosen ones (running text, where a task
-    asks) shows other groups instead.
+    Sentences and documents are listed once, by id, because several groups hold the same; `also` are
+    more sentences to describe. A strategy that never saw the chosen ones (running text, if the
+    queries are of a task) shows other groups instead.
     """
     folders = DesignFolders(workdir)
     reader = GroupReader(Sentences.open(workdir), Tokenizer.open(folders.tokenizer))
     groups = {name: Groups.open(folders.groups / name) for name in strategies}
-    first = next(name for name in _CHOSEN_FROM if name in groups)
+    first = _richest(groups)
     chosen = _draw_kept(groups[first], folders.groups / first, count, seed)
     anchors = [int(groups[first].of(group)[0][0]) for group in chosen]
     samples = [{"sentence": anchor, "groups": {}} for anchor in anchors]
     for name, found in groups.items():
-        numbers = _find(found, anchors, name in WITH_QUERY)
+        numbers = _find(found, anchors, has_queries(name))
         elsewhere = not numbers
         if elsewhere:
             numbers = dict(zip(anchors, _draw(len(found), len(anchors), seed)))
@@ -53,6 +52,16 @@ def take_samples(
     }
 
 
+def _richest(groups: dict[str, Groups]) -> str:
+    """The first strategy whose groups are a query with others; else with queries; else any."""
+
+    def rank(name: str) -> tuple[bool, bool]:
+        asked = has_queries(name)
+        return asked, asked and int(groups[name].sizes.sum()) > len(groups[name])
+
+    return max(sorted(groups, key=strategies_of(ARMS).index), key=rank)
+
+
 def _draw(size: int, count: int, seed: int) -> list[int]:
     """Different numbers below `size`, in random order; memory does not grow with `size`."""
     rng = np.random.RandomState(seed)
@@ -63,7 +72,7 @@ def _draw(size: int, count: int, seed: int) -> list[int]:
 
 
 def _draw_kept(groups: Groups, folder: os.PathLike, count: int, seed: int) -> list[int]:
-    """The same of those groups that the gain filter kept, which may be few."""
+    """The same, among the groups that the gain filter kept, which may be few."""
     sizes = list(enumerate(map(len, groups.shards)))
     kept = np.cumsum([0, *(int(read_keep(folder, *size).sum()) for size in sizes)])
     numbers = []
@@ -82,7 +91,7 @@ def _is_kept(groups: Groups, folder: os.PathLike, number: int) -> bool:
 
 
 def _find(groups: Groups, sentences: Sequence[int], as_query: bool) -> dict[int, int]:
-    """Sentence -> the first group that it begins, or that holds it at all."""
+    """Sentence -> the first group that it begins (or, if not `as_query`, that holds it)."""
     found: dict[int, int] = {}
     for start, shard in zip(groups.starts, groups.shards):
         ids = shard.ids[shard.offsets[:-1]] if as_query else shard.ids

@@ -1,8 +1,9 @@
-"""The tables of the data card: what was made, from what, and at which cost.
+"""The tables of the data card: inputs, results and costs.
 
 Each section takes the content of `card.json` and gives HTML.
 """
 
+from collections.abc import Mapping
 import html
 import json
 
@@ -16,7 +17,7 @@ from icl_jax.design.card.tables import (
     percent,
     table,
 )
-from icl_jax.design.strategies.random_groups import related_share
+from icl_jax.design.strategies.strategy import Count, open_strategy
 
 _DROPPED = "Lines and sentences that were left out, by rule"
 _CANDIDATES = {
@@ -26,31 +27,16 @@ _CANDIDATES = {
     "near_duplicate_of_query": "nearly the same words as the query",
     "near_duplicate_of_neighbour": "nearly the same words as a nearer neighbour",
 }
-_COUNTS = {
-    "cut_by_limit": "groups that the token limit cut short",
-    "too_few_neighbours": "queries left out: too few related sentences",
-    "too_long": "queries left out: too few of these fit",
-    "dealt": "dealt anew",
-    "still_related": "of these, stayed with a query that they are related to, for want of another",
-    "above_threshold": "of these, related to their query: exact cosine above the threshold",
-    "same_length_groups": "groups as long as with their neighbours",
-    "related_pairs": "pairs of related documents",
-    "related_to_none": "documents related to none",
-    "near_duplicates": "documents left out: near duplicates",
-}
-_RELATED = "a control should have less than 1%"
-_INSIDE = (  # steps whose time another step counts too
-    "neighbours_signatures", "neighbours_pool", "neighbours_index", "groups/document_path/path",
-)  # fmt: skip
+_INSIDE_SEARCH = ("neighbours_signatures", "neighbours_pool", "neighbours_index")
 _RECALL = {
     "candidates": "of the nearest sentences, before any rule",
-    "neighbours": "of the neighbours, were there no threshold",
+    "neighbours": "of the neighbours, if there were no threshold",
     "above_threshold": "of the neighbours above the threshold",
 }
 
 
 def arms(card: dict) -> str:
-    """One line for each arm, and which of them are a fair comparison."""
+    """One line for each arm, and which of them make a fair comparison."""
     classes = {arm: i for i, members in enumerate(card["same_sentences"]) for arm in members}
     rows = [
         (arm, found["strategy"], found["layout"].replace("_", " "), found["groups"],
@@ -79,7 +65,7 @@ def arms(card: dict) -> str:
 
 
 def corpus(card: dict) -> str:
-    """From documents to sentences, with what was left out."""
+    """From documents to sentences, and what was left out."""
     tables = [("corpus", card["corpus"])] + [("queries", card["queries"])] * bool(card["queries"])
     rows = [
         (name, found["documents"], sum(found["bad_documents"].values()), found["sentences"],
@@ -102,7 +88,7 @@ def corpus(card: dict) -> str:
             heads = ("place", "file", "reason")
             parts.append(
                 details(
-                    f"Where they stand ({name}; at most {len(lines)} are shown)",
+                    f"Where they are ({name}; at most {len(lines)} are shown)",
                     table(heads, lines),
                 )
             )
@@ -111,10 +97,9 @@ def corpus(card: dict) -> str:
 
 def search(card: dict) -> str:
     """How related sentences were found, what the rules left out, and what was missed."""
-    found, by_entity = card["search"], card["entity_search"]
-    entity = table(("by shared names and terms", "number"), _counts(by_entity)) if by_entity else ""
+    found, others = card["search"], _own_searches(card)
     if not found:
-        return entity or note("No arm of this build needs related sentences.")
+        return others or note("No arm of this build needs related sentences.")
     asked, answered = found["queries"], found["queries_with_neighbours"]
     threshold = card["config"]["search"]["min_similarity"]
     kept = sum(found["similarity_counts"])
@@ -124,17 +109,17 @@ def search(card: dict) -> str:
         (f"with a neighbour above {threshold:g}", answered),
         ("their share", percent(answered / max(1, asked))),
         ("neighbours of a query, on average", decimal(found["mean_neighbours"])),
-        ("queries for which more candidates were asked for", found["asked_again"]),
+        ("queries that needed more candidates", found["asked_again"]),
         ("queries that had too few even then", found["too_few_candidates"]),
         ("sentences searched", found["pool"]),
         ("of these, equal to an earlier one", found["pool_exact_duplicates"]),
         ("of these, without a vector", found["pool_zero_vectors"]),
-        ("near duplicates among what was near enough", percent(close / max(1, close + kept), 2)),
+        ("near duplicates among those near enough", percent(close / max(1, close + kept), 2)),
         ("index", Number(f"{found['engine']}, {found.get('index', '')}")),
     ]
     left_out = [(_CANDIDATES.get(rule, rule.replace("_", " ")), number)
                 for rule, number in found["candidates_left_out"].items()]  # fmt: skip
-    recall = [(told, percent(found["recall"].get(name))) for name, told in _RECALL.items()]
+    recall = [(label, percent(found["recall"].get(name))) for name, label in _RECALL.items()]
     sample = f"Recall against brute force, {found['recall'].get('queries', 0):,} random queries"
     chart = histogram(
         found["similarity_edges"], found["similarity_counts"], "cosine to the query",
@@ -147,55 +132,64 @@ def search(card: dict) -> str:
         + '</div></div><div class="pair">'
         + table(("candidates left out", "number"), left_out)
         + _thresholds(found)
-        + entity
+        + others
         + "</div>"
+    )
+
+
+def _own_searches(card: dict) -> str:
+    """A table for each search that only one strategy needs."""
+    searches = [open_strategy(name).own_search for name in card["strategies"]]
+    return "".join(
+        table((search.title, "number"), _counts(card[search.card_key], {}))
+        for search in searches
+        if search
     )
 
 
 def _thresholds(found: dict) -> str:
     shares = found.get("share_at_threshold") or {}
     rows = [(Number(threshold), percent(share)) for threshold, share in shares.items()]
-    told = "What other thresholds would give: queries with at least one neighbour"
+    caption = "At other thresholds: queries with at least one neighbour"
     if "threshold_sample" in found:
-        told += f", of {found['threshold_sample']:,} random ones"
-    return table(("cosine above", "share of queries"), rows, told) if rows else ""
+        caption += f", of {found['threshold_sample']:,} random ones"
+    return table(("cosine above", "share of queries"), rows, caption) if rows else ""
 
 
 def strategies(card: dict) -> str:
     """What each strategy counted while it grouped."""
     parts, charts = [], []
     for name, found in card["strategies"].items():
-        parts.append(table((name, "number"), _counts(found)))
+        parts.append(table((name, "number"), _counts(found, open_strategy(name).counts)))
         gain = found.get("gain")
         if gain:
             chart = histogram(gain["gain_edges"], gain["gain_counts"], "nats a token", "Gain")
-            told = (
-                f"{gain['kept']:,} of {gain['groups']:,} groups kept. What lies beyond an end of "
+            caption = (
+                f"{gain['kept']:,} of {gain['groups']:,} groups kept. The bars at both ends also "
+                f"count what lies beyond them. {gain['not_compared']:,} groups have nothing to "
+                "compare and are kept."
             )
-            told += "the chart is in its last bar. "
-            told += f"{gain['not_compared']:,} groups have nothing to compare and are kept."
-            charts.append(figure(f"Gain by context, {name}", chart, told))
+            charts.append(figure(f"Gain by context, {name}", chart, caption))
     shown = f'<div class="charts">{"".join(charts)}</div>' if charts else ""
     return f'<div class="pair">{"".join(parts)}</div>{shown}'
 
 
-def _counts(found: dict) -> list[tuple[str, int | Number]]:
-    """All whole numbers of some results, by what they are; those that all strategies have first."""
+def _counts(found: dict, labels: Mapping[str, Count]) -> list[tuple[str, int | Number]]:
+    """All whole numbers of some results with their labels; those that all strategies have first."""
     counts = {name: found[name] for name in ("groups", "sentences") if name in found} | found
     rows = []
     for field, value in counts.items():
-        if isinstance(value, int) and field != "shards":
-            rows.append((_COUNTS.get(field, field.replace("_", " ")), value))
-        if field == "same_length_groups":
-            rows.append(("their share", percent(value / max(1, found["groups"]))))
-        if field == "above_threshold":
-            rows.append((f"their share, in every arm random_* ({_RELATED})",
-                         percent(related_share(found), 2)))  # fmt: skip
+        if not isinstance(value, int) or field == "shards":
+            continue
+        count = labels.get(field) or Count(field.replace("_", " "))
+        rows.append((count.label, value))
+        if count.share:
+            rows.append((count.share_label, percent(count.share(found), count.share_digits)))
     return rows
 
 
 def overlap(card: dict) -> str:
-    """Items of evaluation files that the corpus holds."""
+    """Items of evaluation files that occur in the corpus."""
     found = card["overlap"]
     if not found:
         return note("No evaluation files were given (design.examples.evaluation_files).")
@@ -208,16 +202,16 @@ def overlap(card: dict) -> str:
                     for sample in counts["samples"]]  # fmt: skip
     words, least = found["overlap_words"], found["min_words"]
     heads = ("file", "items", "too short", "overlap", "share", f"by {words} words")
-    told = (
+    text = (
         f"An item overlaps if one of its fields shares {words} consecutive words with a document "
-        f"of the corpus or of the queries; a shorter field if the whole of it stands there "
-        f"and it has at least {least} words (such ones are often just common phrases: look at the "
-        "last column). Case and punctuation do not count. All sentences are searched, also those "
-        "that no arm uses."
+        f"of the corpus or of the queries; a shorter field, if all of it occurs there and "
+        f"it has at least {least} words (these are often just common phrases: see the last "
+        "column). Case and punctuation do not count. All sentences are searched, even those that "
+        "no arm uses."
     )
-    shown = table(("item", "its text", "words in common", "stands in"), samples)
+    shown = table(("item", "its text", "words in common", "found in"), samples)
     return (
-        table(heads, rows) + note(told) + details("Some items that overlap", shown) * bool(samples)
+        table(heads, rows) + note(text) + details("Some items that overlap", shown) * bool(samples)
     )
 
 
@@ -228,13 +222,19 @@ def cost(card: dict) -> str:
             for step in card["cost"]]  # fmt: skip
     if not rows:
         return note("Not measured.")
-    total = sum(step["seconds"] for step in card["cost"] if not step["step"].startswith(_INSIDE))
+    total = sum(step["seconds"] for step in card["cost"] if not _is_inside(step["step"]))
     heads = ("step", "seconds", "peak memory, GB", "resumed")
     return table(heads, rows) + note(
-        f"{total:,.0f} seconds in all. The time of neighbours has in it those of its signatures, "
-        "pool and index; that of groups/document_path, of its path. Memory is that of the process "
-        "and its workers together. A step that was resumed counts only what its last run took."
+        f"{total:,.0f} seconds in all. The time of neighbours includes its signatures, pool and "
+        "index; the time of groups includes the folders inside, but not gain. Memory is that of "
+        "the process and its workers together. A resumed step counts only its last run."
     )
+
+
+def _is_inside(step: str) -> bool:
+    """Whether the time of a step is counted by another one too."""
+    of_groups = step.startswith("groups/") and step.count("/") > 1 and not step.endswith("/gain")
+    return of_groups or step.startswith(_INSIDE_SEARCH)
 
 
 def origin(card: dict) -> str:

@@ -5,7 +5,7 @@ import html
 
 
 class Number(str):
-    """A number as it is to be read; it stands at the right of its cell."""
+    """A number as readers see it, aligned to the right of its cell."""
 
 
 class Text(str):
@@ -13,7 +13,7 @@ class Text(str):
 
 
 def percent(share: float | None, digits: int = 1) -> Number:
-    """A share of 1 for people."""
+    """A share of 1 as a percentage."""
     return Number("-" if share is None else f"{share:.{digits}%}")
 
 
@@ -31,21 +31,21 @@ def table(heads: Sequence[str], rows: Iterable[Sequence], caption: str = "") -> 
         for name, at_right in zip(heads, right)
     )
     body = "".join(f"<tr>{_row(row)}</tr>" for row in rows)
-    told = note(caption) if caption else ""  # wider than the table
+    text = note(caption) if caption else ""  # wider than the table
     label = html.escape(caption or ", ".join(heads))
     return (
-        f'<div class="scroll" tabindex="0" role="region" aria-label="{label}">{told}<table>'
+        f'<div class="scroll" tabindex="0" role="region" aria-label="{label}">{text}<table>'
         f"<thead><tr>{head}</tr></thead><tbody>{body}</tbody></table></div>"
     )
 
 
 def note(text: str) -> str:
-    """A line that explains."""
+    """A line of explanation."""
     return f'<p class="note">{html.escape(text)}</p>'
 
 
 def details(summary: str, content: str) -> str:
-    """HTML that is seen on demand."""
+    """HTML that is shown on demand."""
     return f"<details><summary>{html.escape(summary)}</summary>{content}</details>"
 
 

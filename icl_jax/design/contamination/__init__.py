@@ -1,1 +1,1 @@
-"""What of the evaluation data stands in the corpus."""
+"""Which evaluation data occurs in the corpus."""

@@ -1,11 +1,11 @@
 """Reads evaluation files into items, to look for them in the corpus: one item per line.
 
-Of a JSON line every string counts, as a field of its own; fields of a .csv are parted by commas, or
-by tabs if its first line has one; of any other text by tabs. Each also as .gz.
+Every string of a JSON line is a field; fields of a .csv are separated by commas, or by tabs if its
+first line has one; any other text is tab-separated. Each may be a .gz.
 
-A .json may be one value for the whole file: then an item is an object in a list. Where such lists
-lie in each other (articles, paragraphs, questions, answers), it is one of the last list but one (a
-question with its answers), together with the strings that stand around it (its paragraph).
+A .json may be one value for the whole file: then an item is an object in a list. If such lists are
+nested (articles, paragraphs, questions, answers), it is one of the last list but one (a question
+with its answers), together with the strings around it (its paragraph).
 """
 
 from collections.abc import Iterator, Sequence
@@ -25,10 +25,10 @@ _DEEP = 100  # levels of a JSON value
 
 
 class Item(NamedTuple):
-    """What an evaluation asks at once."""
+    """One question of an evaluation."""
 
     place: str  # in its file
-    text: str  # as it stands there
+    text: str  # as in the file
     fields: list[str]
 
 
@@ -48,7 +48,7 @@ def find_evaluation_files(patterns: Sequence[str]) -> list[str]:
         for file in files:
             if not _plain_name(file).endswith(_JSON + _TEXT):
                 raise ConfigError(
-                    f"{_FIELD}: the name of {file} does not tell its format; known are "
+                    f"{_FIELD}: the name of {file} does not show its format; known endings are "
                     f"{', '.join(_JSON + _TEXT)}, each also with .gz. Choose the files by a glob, "
                     "or rename it"
                 )
@@ -57,7 +57,7 @@ def find_evaluation_files(patterns: Sequence[str]) -> list[str]:
 
 
 def read_items(file: str) -> list[Item]:
-    """All items of one file; empty lines are none."""
+    """All items of one file; empty lines are skipped."""
     text = _decode(file, read_file(file, _FIELD))
     if _plain_name(file).endswith(".json"):
         with contextlib.suppress(ValueError, RecursionError):  # else it is JSON lines
@@ -109,14 +109,14 @@ def _items_of(value: object) -> Iterator[Item]:
 
 
 def _levels(value: object) -> int:
-    """How many lists of objects lie in each other, at most."""
+    """How deep lists of objects are nested."""
     return max((_levels(part) + is_entry for part, is_entry in _parts(value)), default=0)
 
 
 def _entries(
     value: object, level: int, around: list[str]
 ) -> Iterator[tuple[object, Sequence[str]]]:
-    """Objects so many lists deep, or the last on the way there; with the strings around each."""
+    """Objects this many lists deep, or the deepest there are; with the strings around each."""
     deeper = [(part, is_entry) for part, is_entry in _parts(value) if is_entry or _levels(part)]
     if level == 0 or not deeper:
         yield value, around
@@ -128,7 +128,7 @@ def _entries(
 
 
 def _parts(value: object) -> list[tuple[object, bool]]:
-    """What a value holds, and whether it is an object of a list."""
+    """The parts of a value, and whether each is an object in a list."""
     if isinstance(value, dict):
         return [(part, False) for part in value.values()]
     if isinstance(value, list):

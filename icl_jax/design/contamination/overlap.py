@@ -1,9 +1,9 @@
-"""Which items of evaluation files stand in the corpus (n-gram contamination).
+"""Which items of evaluation files occur in the corpus (n-gram contamination).
 
 An item overlaps if one of its fields shares `overlap_words` consecutive words with a document; a
-shorter field if the whole of it stands there, and it has at least 4 words. A run of words may go on
-into the next sentence of its document, for running text holds both; it is told by the sentence in
-which it begins. All sentences are searched, whether or not an arm uses them.
+shorter field, if all of it occurs there and it has at least 4 words. A run of words may continue
+into the next sentence of its document, because running text holds both; the sentence in which it
+begins is reported. All sentences are searched, whether or not an arm uses them.
 """
 
 import functools
@@ -29,7 +29,7 @@ _SAMPLE_CHARACTERS = 500
 
 
 def check_evaluation_files(examples: ExamplesConfig) -> None:
-    """Stops if one of the files is missing, or cannot be read as text to its end."""
+    """Stops if one of the files is missing, or is not readable as text to its end."""
     for file in find_evaluation_files(examples.evaluation_files):
         read_items(file)
 
@@ -37,7 +37,7 @@ def check_evaluation_files(examples: ExamplesConfig) -> None:
 def find_overlap(
     workdir: str | os.PathLike, examples: ExamplesConfig, sentences: Sentences, runner: Runner
 ) -> dict:
-    """Of each evaluation file: how many items it has, how many overlap, and some of these."""
+    """For each evaluation file: how many items it has, how many overlap, and some of these."""
     folder = DesignFolders(workdir).overlap
     files = find_evaluation_files(examples.evaluation_files)
     step = StepFolder(
@@ -96,7 +96,7 @@ def _search(workdir: str, sentences: Sentences, runner: Runner, folder: Path) ->
 
 
 def _best_of_each(hits: np.ndarray, runs: Runs) -> np.ndarray:
-    """For each item, ascending, the longest run, and the first sentence that holds one so long."""
+    """For each item, ascending, the longest run, and the first sentence with one of that length."""
     item, sentence, run = hits
     hits = hits[:, np.lexsort((run, sentence, -runs.length[run], item))]
     return hits[:, np.unique(hits[0], return_index=True)[1]]

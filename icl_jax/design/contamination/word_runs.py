@@ -1,6 +1,6 @@
-"""Runs of consecutive words, and where in other text they stand.
+"""Runs of consecutive words, and where they occur in other text.
 
-What a word is, `corpus/words.py` says.
+`corpus/words.py` says what a word is.
 """
 
 from collections.abc import Sequence
@@ -52,7 +52,7 @@ class Runs:
 
 
 def collect_runs(items: Sequence[Sequence[str]], size: int) -> Runs:
-    """Every run of `size` words of every field of every item; of a shorter field the whole."""
+    """Every run of `size` words of every field of every item; a shorter field is one run."""
     fields = pa.array([field for item in items for field in item], pa.large_string())
     vocabulary, ids, lengths = split_words(fields)
     stream = ids.astype(np.int32)
@@ -79,9 +79,9 @@ def collect_runs(items: Sequence[Sequence[str]], size: int) -> Runs:
 
 
 def find_runs(runs: Runs, texts: pa.Array, documents: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """The runs that stand in some sentences, and in which (a row) each first begins.
+    """The runs that occur in some sentences, and the row of the one in which each first begins.
 
-    A run may go on into the next sentence of its document.
+    A run may continue into the next sentence of its document.
     """
     vocabulary, ids, lengths = split_words(texts)
     sentence = np.repeat(np.arange(len(lengths)), lengths)
@@ -106,7 +106,7 @@ def find_runs(runs: Runs, texts: pa.Array, documents: np.ndarray) -> tuple[np.nd
 
 
 def _words_left(word: np.ndarray, document: np.ndarray) -> np.ndarray:
-    """From each place on, how many words there are up to an unknown one or the document's end."""
+    """How many words follow from each place up to an unknown one or the document's end."""
     place = np.arange(len(word))
     ends = np.append(document[1:] != document[:-1], True)[: len(word)]
     stop = np.where(word < 0, place, np.where(ends, place + 1, len(word)))

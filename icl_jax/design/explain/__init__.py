@@ -1,1 +1,1 @@
-"""One record of an arm as people read it, and why it ends where it does."""
+"""One record of an arm as readable text, and why it ends where it does."""

@@ -1,5 +1,6 @@
-"""`python -m icl_jax.design.explain`."""
+"""Prints one record of an arm as text, with scores, and why nothing was added to it."""
 
 from icl_jax.design.explain.explain import main
 
-main()
+if __name__ == "__main__":
+    main()

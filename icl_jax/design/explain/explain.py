@@ -1,50 +1,48 @@
-"""Prints one record of an arm as text, with scores and documents, and why nothing was added to it.
+"""Prints one record of an arm as text, with scores, and why it holds no more.
 
 python -m icl_jax.design.explain --workdir=DIR --arm=neighbours_in_context --index=17
 python -m icl_jax.design.explain --workdir=DIR --arm=random_in_context --sentence=1234
 """
 
-import argparse
 import textwrap
 
+from absl import flags
 import numpy as np
 
+from icl_jax.cli import Flag, command, expect_one, whole
 from icl_jax.config import StageError
 from icl_jax.corpus.tokenizers import Tokenizer
 from icl_jax.data.shards import Shards, find_shards
-from icl_jax.design.arms import ARMS
-from icl_jax.design.explain.group_text import WITH_QUERY, GroupReader
-from icl_jax.design.explain.why_no_more import Reasons
+from icl_jax.design.arms import ARMS, has_queries
+from icl_jax.design.explain.group_text import GroupReader
+from icl_jax.design.explain.reasons import Reasons
 from icl_jax.design.folders import DesignFolders, arm_folder
 from icl_jax.design.sentences import Sentences
 from icl_jax.files.step_folder import read_inputs
-from icl_jax.retrieval.show import ends_well, print_sentence, print_text
+from icl_jax.retrieval.show import print_sentence, print_text
 from icl_jax.workers.local import progress_bar
 
 _SHOWN = 20  # records that hold a sentence
 
 
-def main(argv: list[str] | None = None) -> None:
-    """Reads the flags and prints; what is missing in the workdir is told in one line."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    parser.add_argument("--workdir", required=True, help="of a run with --stages=design")
-    parser.add_argument("--arm", required=True, help="one of design.examples.arms")
-    wanted = parser.add_mutually_exclusive_group(required=True)
-    wanted.add_argument("--index", type=int, help="the number of a record, from 0")
-    wanted.add_argument("--sentence", type=int, help="an id: which records hold this sentence?")
-    args = parser.parse_args(argv)
-    with ends_well():
-        records = ArmRecords(args.workdir, args.arm)
-        if args.index is not None:
-            show_record(records, args.index)
-        else:
-            find_sentence(records, args.sentence)
+@command(
+    Flag("workdir=DIR", "the workdir of a run with --stages=design", required=True),
+    Flag("arm=ARM", "one of design.examples.arms", required=True),
+    Flag("index=N", "the number of a record, from 0", whole()),
+    Flag("sentence=ID", "prints which records hold this sentence", whole()),
+)
+def main(given: flags.FlagValues) -> None:
+    """Prints a record, or where a sentence is."""
+    expect_one(given, "index=N", "sentence=ID")
+    records = ArmRecords(given.workdir, given.arm)
+    if given.index is not None:
+        show_record(records, given.index)
+    else:
+        find_sentence(records, given.sentence)
 
 
 class ArmRecords:
-    """The records of a finished arm, and what is needed to show them."""
+    """The records of a finished arm, with what it takes to show them."""
 
     def __init__(self, workdir: str, name: str):
         folder = arm_folder(workdir, name)
@@ -52,8 +50,8 @@ class ArmRecords:
         made_from = read_inputs(folder)
         self.row_length = made_from["row_length"]
         self.records = Shards(find_shards(str(folder)))
-        has_queries = " " in made_from["sentences"]  # two fingerprints
-        self.sentences = Sentences.open(workdir, has_queries)
+        own_queries = " " in made_from["sentences"]  # two fingerprints
+        self.sentences = Sentences.open(workdir, own_queries)
         self.reader = GroupReader(self.sentences, Tokenizer.open(DesignFolders(workdir).tokenizer))
         self.reasons = Reasons(workdir, self.arm.strategy, self.sentences)
 
@@ -74,7 +72,7 @@ class ArmRecords:
 
 
 def show_record(records: ArmRecords, index: int) -> None:
-    """Where a record lies, its groups with all their sentences, and why each ends where it does."""
+    """Prints the place of a record, its groups with all sentences, and why each holds no more."""
     if not 0 <= index < len(records):
         raise StageError(f"--index must be from 0 to {len(records) - 1}, got {index}")
     record = records.records[index]
@@ -102,7 +100,7 @@ def show_record(records: ArmRecords, index: int) -> None:
 
 
 def find_sentence(records: ArmRecords, sentence: int) -> None:
-    """Which records hold a sentence; all are read."""
+    """Prints which records hold a sentence; reads all of them."""
     if not 0 <= sentence < len(records.sentences):
         last = len(records.sentences) - 1
         raise StageError(f"--sentence must be from 0 to {last}, got {sentence}")
@@ -118,7 +116,7 @@ def find_sentence(records: ArmRecords, sentence: int) -> None:
                     bar.write(f"record {index}, group {group}  {_score(record, place)}")
             bar.update()
     shown = f"; the first {_SHOWN} are shown" if found > _SHOWN else ""
-    print(f"#{sentence} stands {found:,} times in {records.name}{shown}")
+    print(f"#{sentence} occurs {found:,} times in {records.name}{shown}")
     print_text(records.sentences.text(sentence))
 
 
@@ -142,7 +140,7 @@ def _show_sentences(
     for i, place in enumerate(places.tolist()):
         id = int(record["sentence_ids"][place])
         document = records.sentences.document(int(record["document_ids"][place]))
-        is_query = i == 0 and has_first and records.arm.strategy in WITH_QUERY
+        is_query = i == 0 and has_first and has_queries(records.arm.strategy)
         score = "query" if is_query else _score(record, place)
         count = f"{parts['lengths'][i]} tokens from {starts[i]}"
         print_sentence(score, id, document, records.sentences.position(id),
@@ -156,5 +154,5 @@ def _score(record: dict, place: int) -> str:
 
 
 def _show_reason(records: ArmRecords, ids: np.ndarray, num_tokens: int) -> None:
-    for line in f"no more: {records.reasons.tell(ids, num_tokens)}".splitlines():
+    for line in f"no more: {records.reasons.explain(ids, num_tokens)}".splitlines():
         print(textwrap.fill(line, 100))

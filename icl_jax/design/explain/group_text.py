@@ -1,4 +1,4 @@
-"""Groups as people read them: the text of each sentence, its place, the special tokens between."""
+"""Groups as people read them: each sentence with its place, and the special tokens between."""
 
 from collections.abc import Sequence
 
@@ -8,8 +8,6 @@ from icl_jax.corpus.tokenizers import Tokenizer
 from icl_jax.design.groups import Groups
 from icl_jax.design.records.layout import Marks, in_context
 from icl_jax.design.sentences import Sentences
-
-WITH_QUERY = ("neighbours", "random", "shared_entity", "task_only")  # their groups begin with one
 
 
 class GroupReader:

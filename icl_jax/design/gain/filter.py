@@ -1,12 +1,13 @@
 """Keeps a group only if a model finds its sentences easier in context than apart.
 
-In context the group is one example; apart, each of its pieces is one. Both sides are asked for the
-same tokens: a GPT for those that follow another token of their sentence, a RoBERTa for the same
-masked ones, special tokens never. The gain is the loss apart less that in context, in nats a token.
+In context the group is one example; apart, each of its pieces is one. Both ways, the model predicts
+the same tokens: a GPT those that follow another token of their sentence, a RoBERTa the same masked
+ones, special tokens never. The gain is the loss apart minus the loss in context, in nats a token.
 
-A piece is a sentence. Only where whole documents were put into one context (document_path) it is
-all that the context has of a document: what is judged is which documents came together, not that
-sentences of one document go well together. A group of one piece has no gain (NaN) and is kept.
+A piece is a sentence. Only if a strategy puts whole documents into one context (document_path), a
+piece is everything the context has of one document: the filter judges which documents came
+together, not whether sentences of one document fit. A group of one piece has no gain (NaN) and is
+kept.
 """
 
 from collections.abc import Callable, Iterator
@@ -20,9 +21,9 @@ import numpy as np
 
 from icl_jax.config import ExamplesConfig, MeshConfig, StageError
 from icl_jax.config.tree import from_dict, to_dict
+from icl_jax.corpus.files import model_checksum
 from icl_jax.corpus.tokenizers import Tokenizer, open_tokenizer
 from icl_jax.design.folders import DesignFolders
-from icl_jax.design.gain.inputs import model_checksum
 from icl_jax.design.gain.model import check_gain_model, open_gain_model
 from icl_jax.design.groups import Groups, GroupShard, keep_file, read_groups
 from icl_jax.design.records.layout import Marks, in_context
@@ -88,7 +89,7 @@ def filter_groups(
 
 
 def keep_all(folder: Path) -> None:
-    """Lets the groups in `folder` pass that a filter left out; what they gain stays known."""
+    """Undoes a filter of the groups in `folder`; their gains stay on disk."""
     for file in (folder / _KEPT, *folder.glob("keep-*.npy")):
         remove(file)
 
@@ -101,7 +102,7 @@ def measure(
     whole_documents: bool = False,
     progress: Callable[[int], None] = lambda count: None,
 ) -> np.ndarray:
-    """The gain of each group in nats per token (float32); NaN where there is nothing to compare."""
+    """The gain of each group in nats per token (float32); NaN if there is nothing to compare."""
     begins, pieces = _pieces(shard, sentences, whole_documents)
     reader = _Reader(shard, sentences, begins, tokenizer, model.masked)
     rows = np.flatnonzero(pieces > 1).tolist()
@@ -113,7 +114,7 @@ def measure(
     if len(wrong):
         raise StageError(
             f"design.examples.gain_model gives no finite loss to {len(wrong)} of {len(shard)} "
-            "groups; look at its weights"
+            "groups; check its weights"
         )
     with np.errstate(invalid="ignore"):  # 0 / 0
         return (lost / together.counts).astype(np.float32)
@@ -172,7 +173,7 @@ class _Reader:
             yield ask(framed, asked, row, self.mask_id)
 
     def _choose(self, row: int) -> tuple[np.ndarray, np.ndarray, list[tuple[int, int]]]:
-        """Tokens of the example, which are asked for, and from where to where pieces reach."""
+        """The tokens of the example, which of them to predict, and the span of each piece."""
         tokens, starts = in_context(self.sentences, self.shard, row, self.marks)
         special = np.isin(tokens, [mark for mark in self.marks if mark is not None])
         members = slice(self.shard.offsets[row], self.shard.offsets[row + 1])
@@ -187,7 +188,7 @@ class _Reader:
         return tokens, chosen, spans
 
     def _asked(self, sentence: int, length: int) -> np.ndarray:
-        """Which tokens of a sentence are asked for, the same wherever it stands."""
+        """Which tokens of a sentence to predict: the same wherever it stands."""
         if not self.masked:
             return np.arange(length) > 0
         draw = np.random.RandomState(sentence % 2**32).random_sample(length)
@@ -195,7 +196,7 @@ class _Reader:
 
 
 def gain_file(folder: Path, shard: int) -> Path:
-    """Where the gains of a shard of the groups in `folder` lie."""
+    """The file of the gains of a shard of the groups in `folder`."""
     return folder / "gain" / f"gain-{shard:05d}.npy"
 
 
@@ -212,32 +213,32 @@ def _pieces(
 
 
 def _count_passages(shard: GroupShard, sentences: Sentences, whole_documents: bool) -> int:
-    """The groups of more than one piece, and all pieces of theirs."""
+    """The number of groups with more than one piece, plus the number of their pieces."""
     _, pieces = _pieces(shard, sentences, whole_documents)
     return int((pieces[pieces > 1] + 1).sum())
 
 
 def _describe(folder: str, limit: int, mesh: Mesh | None, checksum: str) -> str:
-    """All that a worker needs to open the same model, on all devices of its own."""
+    """JSON with all that a worker needs to open the same model on its own devices."""
     axes = None if mesh is None else MeshConfig(-1, mesh.shape["fsdp"], mesh.shape["tensor"])
-    told = {"folder": folder, "limit": limit, "mesh": axes and to_dict(axes)}
-    return json.dumps(told | {"checksum": checksum})
+    settings = {"folder": folder, "limit": limit, "mesh": axes and to_dict(axes)}
+    return json.dumps(settings | {"checksum": checksum})
 
 
 @KeptOpen
 def _open_model(described: str) -> PassageLosses:
-    told = json.loads(described)
-    if model_checksum(told["folder"]) != told["checksum"]:
+    settings = json.loads(described)
+    if model_checksum(settings["folder"]) != settings["checksum"]:
         raise StageError(
-            f"{told['folder']} holds another model for a worker than for the process that started "
-            "it; expected the same files under that path on every machine"
+            f"{settings['folder']} holds another model for a worker than for the process that "
+            "started it; expected the same files under that path on every machine"
         )
-    mesh = told["mesh"] and make_host_mesh(from_dict(told["mesh"]))
-    return open_gain_model(told["folder"], told["limit"], mesh)
+    mesh = settings["mesh"] and make_host_mesh(from_dict(settings["mesh"]))
+    return open_gain_model(settings["folder"], settings["limit"], mesh)
 
 
 def _keep(folder: Path, results: dict, min_gain: float) -> dict:
-    """Tells which groups gain enough, in files that differ only; stops if there are none."""
+    """Writes which groups gain enough, only into files that change; stops if there are none."""
     shards = range(results["shards"])
     keep = [~(np.load(gain_file(folder, shard)) <= min_gain) for shard in shards]
     kept = sum(int(part.sum()) for part in keep)
@@ -245,15 +246,15 @@ def _keep(folder: Path, results: dict, min_gain: float) -> dict:
         raise StageError(
             f"of {results['groups']:,} groups in {folder} none gains more than {min_gain} nats a "
             f"token; the median is {results['median_gain']}, the best {results['best_gain']}; "
-            "lower design.examples.min_gain, or give another design.examples.gain_model"
+            "lower design.examples.min_gain, or choose another design.examples.gain_model"
         )
     for shard in shards:
         file = keep_file(folder, shard)
         if not (file.exists() and np.array_equal(np.load(file), keep[shard])):
             _save(file, keep[shard])
-    told = {"min_gain": min_gain, "kept": kept}
-    write_json(folder / _KEPT, told)
-    return told
+    found = {"min_gain": min_gain, "kept": kept}
+    write_json(folder / _KEPT, found)
+    return found
 
 
 def _summary(folder: Path, num_shards: int) -> dict:
@@ -261,13 +262,13 @@ def _summary(folder: Path, num_shards: int) -> dict:
     gains = np.concatenate([np.empty(0, np.float32), *gains])
     compared = gains[~np.isnan(gains)].astype(np.float64)
     counts, _ = np.histogram(np.clip(compared, _EDGES[0], _EDGES[-1]), _EDGES)
-    told = {"mean_gain": np.mean, "median_gain": np.median, "best_gain": np.max}
+    measures = {"mean_gain": np.mean, "median_gain": np.median, "best_gain": np.max}
     return {
         "shards": num_shards,
         "groups": len(gains),
         "not_compared": len(gains) - len(compared),
         **{name: round(float(of(compared)), 4) if len(compared) else None
-           for name, of in told.items()},
+           for name, of in measures.items()},
         "gain_edges": _EDGES.tolist(),
         "gain_counts": counts.tolist(),
     }  # fmt: skip

@@ -1,8 +1,8 @@
-"""How the sentences of a group stand in an example.
+"""How the sentences of a group are laid out in an example.
 
 In context: [begin] sentence [separator] sentence ... [end]. In batch, each sentence is an example
 of its own: [begin] sentence [end]. Only tokenizers with a token for it (RoBERTa, BERT) have
-[begin]. Running text ends with [end] where a document does, if there is no [begin], else always.
+[begin]. Without [begin], running text ends with [end] where a document ends; with it, always.
 """
 
 from typing import NamedTuple
@@ -16,7 +16,7 @@ from icl_jax.design.sentences import Sentences
 
 
 class Example(NamedTuple):
-    """The tokens of one training example, and where in them each of its sentences begins."""
+    """The tokens of one training example, and the places where its sentences begin."""
 
     tokens: np.ndarray  # int32
     starts: np.ndarray  # int32
@@ -83,7 +83,7 @@ def in_context_tokens(lengths: np.ndarray, marks: Marks) -> int:
 
 
 def _running(tokens: np.ndarray, starts: np.ndarray, marks: Marks) -> Example:
-    """Running text has its ends of documents already; only RoBERTa's frame is missing."""
+    """Running text already has the ends of its documents; only RoBERTa's frame is missing."""
     if marks.begin is None:
         return Example(np.asarray(tokens, np.int32), np.asarray(starts, np.int32))
     ended = len(tokens) and tokens[-1] == marks.end

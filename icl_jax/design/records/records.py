@@ -1,13 +1,13 @@
 """The records of an arm: its groups in one global shuffle, as sharded TFRecords with an index.
 
 In context, a record is a row: groups that fit share it, with ids 1, 2, ... in `group`, or it holds
-one group, if one query a row is asked for, which `results.json` then says to training. In batch, a
+one group, if one query a row is asked for, which `results.json` then tells training. In batch, a
 record is one sentence; those of a group follow each other with the same `batch_group`. Besides
 tokens, a record has the sentences it holds: `sentence_ids`, `document_ids`, `similarities` (to the
 first of the group; NaN: none), and `sentence_starts`, where in `tokens` each begins.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 import functools
 import json
 from pathlib import Path
@@ -24,16 +24,18 @@ from icl_jax.data.shard_index import ShardIndex, load_indexes
 from icl_jax.data.tfrecord import encode_example, write_records
 from icl_jax.design.folders import DesignFolders
 from icl_jax.design.groups import Groups, read_keep
-from icl_jax.design.records.counts import add_up, count_groups
 from icl_jax.design.records.layout import Example, Marks, in_batch, in_context
-from icl_jax.design.records.packing import Piece, join, pack_rows
+from icl_jax.design.records.rows import Piece, join, pack_rows
 from icl_jax.design.records.tfds_metadata import write_metadata
 from icl_jax.design.sentences import Sentences, open_sentences
 from icl_jax.files.step_folder import StepFolder, beside, read_inputs, write_json
+from icl_jax.retrieval.neighbours import SIMILARITY_EDGES
+from icl_jax.retrieval.search.signatures import mix
 from icl_jax.workers.local import Runner, progress_bar, run_shards
 
 LAYOUTS = {"in_context": in_context, "in_batch": in_batch}
 _BYTES_PER_TOKEN = 4  # of text, about
+_LENGTH_BINS = 32
 _SHUFFLE = "shuffle.npy"  # the numbers of all groups that were kept, in the order of the records
 
 
@@ -69,7 +71,7 @@ def write_arm(
         "seed": seed,
         "shard_bytes": shard_bytes,
     }
-    if row_holds != PACKED:  # the designs of before say nothing of it
+    if row_holds != PACKED:  # older designs do not have it
         inputs["row_holds"] = row_holds
     step = StepFolder(folder, inputs)
     if step.results is None:
@@ -91,7 +93,7 @@ def write_arm(
 
 
 def record_file(folder: Path, arm: str, index: int, num_shards: int) -> Path:
-    """Where the records of a shard lie."""
+    """The file of the records of a shard."""
     return folder / f"{arm}-train.tfrecord-{index:05d}-of-{num_shards:05d}"
 
 
@@ -124,7 +126,7 @@ def make_record_shard(
     else:
         records = _sentences_alone(numbers, pieces)
     write_records(path, records)
-    # Reads all of it again, and so checks it.
+    # Reads the whole file again, and so checks it.
     (shard,) = load_indexes([epath.Path(path)], show_progress=False)
     rows = len(shard)
     if layout == "in_batch":
@@ -138,8 +140,8 @@ def _count_shards(sentences: Sentences, sizes: np.ndarray, shard_bytes: int) -> 
     """By the number of sentences, taken to be of average length."""
     if not len(sizes):
         raise StageError(
-            "the gain filter left no group at all; lower design.examples.min_gain, or give another "
-            "design.examples.gain_model"
+            "the gain filter left no group at all; lower design.examples.min_gain, or choose "
+            "another design.examples.gain_model"
         )
     mean_tokens = 1 + sentences.num_tokens / len(sentences)
     size = int(sizes.sum()) * mean_tokens * _BYTES_PER_TOKEN
@@ -147,7 +149,7 @@ def _count_shards(sentences: Sentences, sizes: np.ndarray, shard_bytes: int) -> 
 
 
 def _shuffle(numbers: np.ndarray, seed: int, folder: Path) -> np.ndarray:
-    """Stores these groups in random order; the same for all arms that have as many."""
+    """Stores these groups in random order, the same for all arms with as many groups."""
     order = np.random.RandomState(seed).permutation(numbers)
     if not (folder / _SHUFFLE).exists():
         with beside(folder / _SHUFFLE) as partial, partial.open("wb") as file:
@@ -171,14 +173,14 @@ def _make_shards(
 
 
 def _counts_file(folder: Path, index: int) -> Path:
-    """What was counted in a shard; it is written last, so that it says that the shard is done."""
+    """The counts of a shard; written last, so a shard is done if this file exists."""
     return folder / f"counts-{index:05d}.json"
 
 
 @functools.lru_cache(maxsize=1)
 def _open_groups(folder: str, fingerprint: str) -> Groups:
     """As `Groups.open`, kept from shard to shard."""
-    del fingerprint  # another one means that the folder was made anew
+    del fingerprint  # a new one means that the folder was made again
     return Groups.open(Path(folder))
 
 
@@ -221,3 +223,68 @@ def _sentences_alone(numbers: list[int], groups: list[list[Piece]]) -> Iterator[
 def _rows_of_training(shard: ShardIndex, row_length: int, row_holds: str, seed: int) -> int:
     """How many rows training makes of sentences in batch, by data.pack=True or a query a row."""
     return count_rows(shard.tokens, shard.batch_group, row_length, row_holds == PACKED, seed)
+
+
+def count_groups(groups: Sequence[Sequence[Piece]], row_length: int) -> dict:
+    """The counts of some groups, each a list of its examples."""
+    pieces = [piece for group in groups for piece in group]
+    ids = [piece.sentence_ids for piece in pieces]
+    sizes = [sum(len(piece.sentence_ids) for piece in group) for group in groups]
+    tokens = np.array([sum(len(piece.example.tokens) for piece in group) for group in groups])
+    first = np.cumsum([0, *sizes[:-1]])  # of each group: its query
+    scores = np.delete(np.concatenate([piece.similarities for piece in pieces]), first)
+    # Rounding may take a cosine above 1.
+    scores = np.clip(scores[~np.isnan(scores)], -1, 1)
+    lengths = np.bincount(_length_bin(tokens, row_length), minlength=_LENGTH_BINS)
+    return {
+        "groups": len(groups),
+        "sentences": sum(sizes),
+        "tokens": int(tokens.sum()),
+        "longest_group": int(tokens.max()),
+        "sentence_multiset": multiset(np.concatenate(ids)),
+        "sentences_per_group": np.bincount(sizes).tolist(),
+        "tokens_per_group": lengths.tolist(),
+        "similarities": np.histogram(scores, SIMILARITY_EDGES)[0].tolist(),
+    }
+
+
+def add_up(counts: Sequence[dict], row_length: int) -> dict:
+    """The results of an arm from the counts of its shards, `records` and `rows` among them."""
+    total = {
+        name: sum(shard[name] for shard in counts)
+        for name in ("groups", "records", "rows", "sentences", "tokens")
+    }
+    total["filled"] = round(total["tokens"] / (total["rows"] * row_length), 4)
+    total["shards"] = len(counts)
+    total["longest_group"] = max(shard["longest_group"] for shard in counts)  # tokens
+    checksum = sum(int(shard["sentence_multiset"], 16) for shard in counts) % 2**64
+    total["sentence_multiset"] = f"{checksum:016x}"
+    # Entry n: groups of n sentences.
+    total["sentences_per_group"] = _add_lists([shard["sentences_per_group"] for shard in counts])
+    # Bin i: above edge i, up to edge i + 1.
+    total["tokens_per_group_edges"] = [
+        row_length * i / _LENGTH_BINS for i in range(_LENGTH_BINS + 1)
+    ]
+    total["tokens_per_group_counts"] = _add_lists([shard["tokens_per_group"] for shard in counts])
+    # Only of sentences that were chosen by similarity: not of queries, nor of running text.
+    total["similarity_edges"] = SIMILARITY_EDGES.tolist()
+    total["similarity_counts"] = _add_lists([shard["similarities"] for shard in counts])
+    return total
+
+
+def multiset(ids: np.ndarray) -> str:
+    """A checksum of ids, each as often as it occurs, in any order."""
+    mixed = mix(ids.astype(np.uint64))  # sums of plain ids would collide
+    return f"{int(mixed.sum(dtype=np.uint64)):016x}"
+
+
+def _length_bin(tokens: np.ndarray, row_length: int) -> np.ndarray:
+    # In batch, each sentence has special tokens of its own: their sum may pass a row.
+    return np.minimum((tokens - 1) * _LENGTH_BINS // row_length, _LENGTH_BINS - 1)
+
+
+def _add_lists(lists: Sequence[list[int]]) -> list[int]:
+    total = np.zeros(max(map(len, lists)), np.int64)
+    for values in lists:
+        total[: len(values)] += values
+    return total.tolist()

@@ -1,4 +1,4 @@
-"""What TensorFlow Datasets needs beside the records: `tfds.builder_from_directory(folder)`."""
+"""Files beside the records for TensorFlow Datasets: `tfds.builder_from_directory(folder)`."""
 
 from collections.abc import Sequence
 from pathlib import Path

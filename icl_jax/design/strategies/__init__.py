@@ -1,1 +1,1 @@
-"""Which sentences form a group: one module for each strategy, and what it needs."""
+"""Which sentences form a group: a module for each strategy; `strategy.py` says what it exposes."""

@@ -1,6 +1,6 @@
 """Documents that nearly repeat another one: the Jaccard index of their sets of three-word runs.
 
-Pairs that come into question are found by MinHash in bands; the exact index decides on each.
+MinHash in bands finds the candidate pairs; the exact index decides on each.
 """
 
 import functools
@@ -18,7 +18,7 @@ from icl_jax.workers.local import Runner, progress_bar, run_shards
 # Three minima make a band, so two documents of index J share a band with probability J^3, and of
 # 42 bands at least one with 1 - (1 - J^3)^42: 0.99996 for J = 0.6, 0.98 for 0.45, 0.04 for 0.1.
 BANDS, ROWS = 42, 3
-_FIRST = 32  # of a band shared by more documents, each is compared with the first 32
+_FIRST = 32  # if more documents share a band, each is compared with the first 32
 _PAIRS = 2000  # compared at once
 _DOCUMENT, _HASH, _SIZE, _BANDS = 0, 1, 2, 3  # columns of a sketch
 _MULTIPLIERS = np.array([0x9E3779B97F4A7C15, 0xC2B2AE3D27D4EB4F, 0x165667B19E3779F9], np.uint64)
@@ -77,7 +77,7 @@ def find_repeated(
 def are_near(
     workdir: str, fingerprint: str, pairs: list[tuple[int, int]], jaccard: float
 ) -> list[bool]:
-    """Of each pair of documents, whether its exact index is at least `jaccard`."""
+    """Whether the exact index of each pair of documents is at least `jaccard`."""
     corpus = open_sentences(workdir, fingerprint).corpus
     ids, place = np.unique(np.array(pairs), return_inverse=True)
     first, last = (np.searchsorted(corpus.documents, ids, side) for side in ("left", "right"))
@@ -136,7 +136,7 @@ def _sets(
 
 
 def _bands(shingles: np.ndarray, offsets: np.ndarray) -> np.ndarray:
-    """Of each document the bands: (documents, BANDS)."""
+    """The bands of each document: (documents, BANDS)."""
     draw = np.random.RandomState(0)
     factors, terms = (draw.randint(0, 2**63 - 1, (2, BANDS, ROWS)) * 2 + 1).astype(np.uint64)
     bands = np.zeros((len(offsets) - 1, BANDS), np.uint64)

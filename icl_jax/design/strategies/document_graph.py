@@ -44,7 +44,7 @@ class Graph:
 
     @property
     def degrees(self) -> np.ndarray:
-        """With how many others each document is related."""
+        """How many others each document is related to."""
         return np.diff(self.offsets)
 
     def related(self, document: int) -> tuple[np.ndarray, np.ndarray]:
@@ -86,7 +86,7 @@ def relate_shard(workdir: str, fingerprint: str, neighbours: str, folder: str, i
 def add_sides(workdir: str, fingerprint: str, folder: str, index: int) -> None:
     """Writes the strongest edges of the documents of one shard, with what both sides add to them.
 
-    Every shard must have been related: what is cut off before has only one side's share.
+    Every shard must have been related first: edges cut off earlier would have one side only.
     """
     corpus = open_sentences(workdir, fingerprint).corpus
     documents = corpus.document_starts[index : index + 2]
@@ -135,7 +135,7 @@ def _strongest(edges: np.ndarray) -> np.ndarray:
 
 
 def _sizes(documents: np.ndarray, wanted: np.ndarray) -> np.ndarray:
-    """How many sentences these documents have; `documents` are those of all sentences."""
+    """How many sentences the `wanted` documents have; `documents` are those of all sentences."""
     return np.searchsorted(documents, wanted, "right") - np.searchsorted(documents, wanted)
 
 

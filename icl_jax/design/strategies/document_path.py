@@ -1,11 +1,12 @@
 """In-Context Pretraining: whole documents in the order of a walk over related ones, each once.
 
-After Shi et al., ICLR 2024: from an unvisited document of smallest degree, always on to the
-unvisited related one of largest weight; where there is none, the walk starts anew. Documents
-related to none come last, in random order. The path is cut into contexts at ends of sentences.
+After Shi et al., ICLR 2024: from an unvisited document of smallest degree, the walk continues to
+the unvisited related one of largest weight; if there is none, it starts anew. Documents related to
+none come last, in random order. The path is cut into contexts at ends of sentences.
 """
 
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -30,9 +31,19 @@ from icl_jax.design.strategies.document_graph import (
     relate_shard,
 )
 from icl_jax.design.strategies.path_walk import walk
-from icl_jax.design.strategies.running_text import check_room, running_tokens
+from icl_jax.design.strategies.running_text import (
+    check_room,
+    running_tokens,
+    sentence_does_not_fit,
+    sentence_tokens,
+)
+from icl_jax.design.strategies.strategy import Count, Strategy
 from icl_jax.files.step_folder import StepFolder, beside, read_inputs
 from icl_jax.workers.local import Runner, progress_bar, run_shards
+
+if TYPE_CHECKING:
+    from icl_jax.design.build import Build
+    from icl_jax.design.explain.reasons import Reasons
 
 _STOP = np.dtype(  # a document of the path, its sentences, and the weight that led to it
     [("document", "<i8"), ("first", "<i8"), ("last", "<i8"), ("weight", "<f4")]
@@ -40,13 +51,40 @@ _STOP = np.dtype(  # a document of the path, its sentences, and the weight that 
 _SHOWN = 100  # near duplicates named in the results; `near_duplicates.npy` holds all
 
 
+def make_groups(build: "Build") -> Groups:
+    """The contexts of the path."""
+    jaccard = build.config.design.search.duplicate_jaccard
+    return make_document_path(
+        build.workdir, build.sentences, build.examples, jaccard, build.limit, build.config.seed,
+        build.runner, build.folders.groups / "document_path",
+    )  # fmt: skip
+
+
+def why_no_more(reasons: "Reasons", ids: list[int], left: int) -> str:
+    """The path or a part of it ends, or its next sentence is too long."""
+    last, documents = ids[-1], reasons.sentences.corpus.documents
+    if last + 1 < len(documents) and documents[last + 1] == documents[last]:
+        return sentence_does_not_fit(reasons, "the next sentence of the document", last + 1, left)
+    path = np.load(_path_file(reasons.folders.groups / "document_path"), mmap_mode="r")
+    place = int(np.flatnonzero(path["document"] == documents[last])[0])
+    if place + 1 == len(path):
+        return "the path ends here"
+    first = int(path["first"][place + 1])
+    # A separator stands between documents, in place of the end that was counted, if there is one.
+    room = left if reasons.marks.begin is None else left - 1
+    if sum(sentence_tokens(reasons, first)) <= room:
+        return "a part of the path ends here: each part is cut into contexts by itself"
+    what = "the first sentence of the next document of the path"
+    return sentence_does_not_fit(reasons, what, first, room)
+
+
 def check_queries(has_queries: bool) -> None:
-    """Stops where the sentences of a task ask: the path needs neighbours within the corpus."""
+    """Stops if the queries are those of a task: the path needs neighbours within the corpus."""
     if has_queries:
         raise ConfigError(
             "design.examples.arms: document_path walks over the neighbours of the corpus's own "
-            "sentences, but here the sentences of design.queries ask; leave design.queries.files "
-            "empty, or that arm out"
+            "sentences, but here the sentences of design.queries are the queries; leave "
+            "design.queries.files empty, or that arm out"
         )
 
 
@@ -60,7 +98,7 @@ def make_document_path(
     runner: Runner,
     folder: Path,
 ) -> Groups:
-    """The contexts of the path through all documents of the corpus but near duplicates."""
+    """The contexts of the path through all documents of the corpus except near duplicates."""
     corpus, folders = sentences.corpus, DesignFolders(workdir)
     check_queries(sentences.queries is not None)
     made_from = {
@@ -133,10 +171,10 @@ def write_part(
 
 
 def cut(lengths: np.ndarray, ends_document: np.ndarray, limit: int, marks: Marks) -> np.ndarray:
-    """Where contexts begin, and the end: as many sentences as fit, with the marks between.
+    """The first sentence of each context, and the end; a context takes what fits with its marks.
 
-    The token behind a document is the separator, or the end where the context ends too. With
-    [begin], layout.py frames every context, and only separators are counted here.
+    The token after a document is the separator, or the end if the context ends too. With [begin],
+    layout.py frames every context, and only separators are counted here.
     """
     framed = marks.begin is not None
     room = limit - marks.ends if framed else limit
@@ -154,7 +192,7 @@ def cut(lengths: np.ndarray, ends_document: np.ndarray, limit: int, marks: Marks
 def _find_path(
     workdir: str, sentences: Sentences, options: dict, runner: Runner, folder: Path
 ) -> dict:
-    """Finds near duplicates, makes the graph and walks it; the path is stored. Counts."""
+    """Finds near duplicates, makes the graph, walks it and stores the path; the counts."""
     corpus = sentences.corpus
     step = StepFolder(folder, {"sentences": sentences.fingerprint, **options})
     if step.results is not None:
@@ -240,3 +278,19 @@ def _cut_path(
 
 def _path_file(folder: Path) -> Path:
     return folder / "path" / "path.npy"
+
+
+STRATEGY = Strategy(
+    make_groups,
+    why_no_more,
+    check=lambda design: check_queries(bool(design.queries.files)),
+    needs_neighbours=True,
+    steps=("groups/document_path/path",),
+    whole_documents=True,
+    score="weight of the step that led to its document",
+    counts={
+        "related_pairs": Count("pairs of related documents"),
+        "related_to_none": Count("documents related to none"),
+        "near_duplicates": Count("documents left out: near duplicates"),
+    },
+)

@@ -1,7 +1,7 @@
 """Which sentences share rare terms with a query, and which of them become related ones.
 
-The rules are those of the neighbours: never the query's own words, never its document (unless
-asked), never a near duplicate of the query or of a nearer one; by score, then by id.
+The rules are those of the neighbours: never the query's own words, never its document (unless the
+config allows it), never a near duplicate of the query or of a nearer one; by score, then by id.
 """
 
 from collections.abc import Iterator, Sequence
@@ -78,7 +78,7 @@ def score(
     """The cosine of each query with each sentence that shares a term with it.
 
     `lengths` are those of the weighted terms of all sentences; `documents` those of the queries of
-    the shard: a sentence of the same one is none of its pairs. None: all are.
+    the shard: sentences of the same document are no pairs. None: they are.
     """
     queries, ids, weights = [], [], []
     for part in np.unique(matches.part):
@@ -119,7 +119,7 @@ def select(
     pool: Signatures,
     config: SearchConfig,
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray, dict[str, int]]:
-    """For the queries from `first` to before `last`: how many they get, ids, scores, left out.
+    """For the queries from `first` to before `last`: how many each gets, ids, scores, left out.
 
     The query at place i has the id `first_id` + i among the signatures of the queries.
     """

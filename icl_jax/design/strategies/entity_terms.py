@@ -1,10 +1,10 @@
 """Names and words of sentences, and the index of the rare ones: term -> sentences that have it.
 
 Names are runs of capitalised words, and words that are capitalised inside sentences more often than
-not. At the beginning of a sentence that says nothing: a run counts there without its first word,
-and with it only if it stands inside another sentence too ("Marie Curie", not "The Ministry").
-Scripts without capitals cannot tell, so there every word may be a name; where a script has no
-spaces either, pairs of letters stand for words. Terms are known by 64 bits of their hash.
+not. At the beginning of a sentence a capital says nothing: a run counts there without its first
+word, and with it only if it also occurs inside another sentence ("Marie Curie", not "The
+Ministry"). In scripts without capitals every word may be a name; in those without spaces, pairs of
+letters count as words. Terms are identified by 64 bits of their hash.
 
 Map: `index_shard` writes the terms of a shard, sorted. Reduce: `join_part` takes one part of the
 hashes from all shards and keeps the rare ones.
@@ -26,11 +26,11 @@ LONGEST_NAME = 5  # words; a longer run is a heading or a slogan
 # An ordinary word says less than a name that is as rare ("stations", "Edmonton"): it counts only in
 # a quarter as many documents, and then half as much.
 WORD_SHARE, NAME_WEIGHT = 4, 2
-_BREAK = "|"  # stands where punctuation parts names
+_BREAK = "|"  # where punctuation separates names
 
 
 def split_words(texts: pa.Array) -> list[list[str]]:
-    """The words of each text as they are written, and `|` where punctuation parts them."""
+    """The words of each text as they are written, and `|` where punctuation separates them."""
     texts = pc.utf8_normalize(texts.cast(pa.large_string()), "NFKC")
     texts = pc.replace_substring_regex(texts, "['\u2019\u2010-]", " ")
     texts = pc.replace_substring_regex(texts, r"[^\pL\pM\pN\s]+", f" {_BREAK} ")
@@ -66,8 +66,8 @@ def index_shard(
 ) -> None:
     """Writes the terms of the sentences of one shard of the corpus (or the queries), sorted.
 
-    Of a term in more than `most` documents of the corpus only so much is kept that this can be
-    seen. Queries keep all of theirs: how rare a term is, the corpus alone decides.
+    Of a term in more than `most` documents of the corpus only enough is kept to show that it is.
+    Queries keep all of theirs: the corpus alone decides how rare a term is.
     """
     sentences = open_sentences(workdir, fingerprint)
     table = sentences.queries if of_queries else sentences.corpus
@@ -131,12 +131,12 @@ def part_of(terms: np.ndarray, parts: int) -> np.ndarray:
 
 
 def terms_file(folder: Path, of_queries: bool, index: int) -> Path:
-    """Where the terms of a shard lie."""
+    """The file of the terms of a shard."""
     return folder / f"{'query_terms' if of_queries else 'terms'}-{index:05d}.arrow"
 
 
 def part_file(folder: Path, index: int) -> Path:
-    """Where the rare terms of a part lie."""
+    """The file of the rare terms of a part."""
     return folder / f"rare-{index:05d}.arrow"
 
 
@@ -154,9 +154,9 @@ def _names(run: list[str], at_start: bool) -> dict[str, int]:
 def _count_documents(
     terms: np.ndarray, documents: np.ndarray
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Of each entry: which document of its term it is in (from 0), of how many, if its first there.
+    """For each entry: which document of its term it is in, of how many, whether its first there.
 
-    Equal terms stand together, the documents of each ascend.
+    Equal terms are adjacent, and the documents of each ascend.
     """
     new_term = np.append(True, terms[1:] != terms[:-1])[: len(terms)]
     opens = new_term | np.append(True, documents[1:] != documents[:-1])[: len(terms)]
@@ -167,7 +167,7 @@ def _count_documents(
 
 
 def _slice(terms: pa.Array, parts: int, index: int) -> tuple[int, int]:
-    """Where a part lies among ascending terms: (first, how many)."""
+    """The place of a part among ascending terms: (first, how many)."""
     terms, ends = terms.to_numpy(), []
     for part in (index, index + 1):
         bound = -(-(part << 32) // parts) << 32  # the first term that `part_of` puts there

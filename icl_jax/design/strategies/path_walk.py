@@ -1,4 +1,4 @@
-"""The greedy walk over a graph of documents: one step after the other, in a single process.
+"""The greedy walk over a graph of documents: step by step, in a single process.
 
 A step takes about 20 microseconds, with diversity 50 to 160 (short documents): 6 million documents
 take 2 minutes, or 5 to 16. Their graph with 20 edges from each takes 3 GB, and 10 while it is made.
@@ -23,7 +23,7 @@ def walk(
 ) -> tuple[np.ndarray, np.ndarray]:
     """All `members` in the order of the path, and the weight of the edge that led to each.
 
-    From a document the walk goes on to the unvisited one of largest
+    From a document the walk continues to the unvisited one of largest
 
         weight(current, next) - diversity * max weight(next, documents of the context before),
 
@@ -63,7 +63,7 @@ class _Path:
         self.ends.append(self.ends[-1] + int(self.tokens[document]))
 
     def step(self, visited: np.ndarray, diversity: float) -> tuple[int | None, np.float32]:
-        """The next document and the weight that leads to it; None: there is no related one left."""
+        """The next document and the weight that leads to it; None: no related one is left."""
         if not self.documents:
             return None, NO_SCORE
         others, weights = self.graph.related(self.documents[-1])
@@ -76,7 +76,7 @@ class _Path:
         return int(others[best]), weights[best]
 
     def _likeness(self, candidates: np.ndarray) -> np.ndarray:
-        """Of each candidate, its largest weight with a document of the context before."""
+        """The largest weight of each candidate with a document of the context before."""
         largest = np.zeros(len(candidates), np.float32)
         for document in self._context_before():
             others, weights = self.graph.related(document)
@@ -86,10 +86,10 @@ class _Path:
         return largest
 
     def _context_before(self) -> list[int]:
-        """What the context had before the one in which the next document will begin.
+        """The documents of the context before the one in which the next document will begin.
 
-        The current document does not count, or the walk would flee what it looks for; where it
-        fills that context alone, the document before it stands for it.
+        The current document does not count, or the walk would avoid what it looks for; if it fills
+        that context alone, the document before it counts instead.
         """
         begin = self.ends[-1] // self.limit * self.limit
         while self.ends[self.first + 1] <= begin - self.limit:

@@ -2,19 +2,21 @@
 
 Levine et al. 2022 suggest it for building examples. The score of two sentences is the cosine of
 their rare terms weighted by idf: like the similarity of neighbours it is symmetric, in [0, 1], and
-falls with all that the two do not share. What comes out is what a search for neighbours writes.
+falls with everything the two do not share. The output is that of a search for neighbours.
 """
 
 from collections import Counter
 from collections.abc import Callable
 import functools
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import numpy as np
 
 from icl_jax.config import DesignConfig, SearchConfig
 from icl_jax.corpus.words import RULES_VERSION as WORD_RULES
 from icl_jax.design.folders import DesignFolders
+from icl_jax.design.groups import Groups
 from icl_jax.design.sentences import Sentences, open_sentences
 from icl_jax.design.strategies.entity_selection import cut, look_up, score, select
 from icl_jax.design.strategies.entity_terms import (
@@ -25,7 +27,9 @@ from icl_jax.design.strategies.entity_terms import (
     read_table,
     terms_file,
 )
-from icl_jax.files.step_folder import StepFolder, beside
+from icl_jax.design.strategies.neighbours import COUNTS, group_related
+from icl_jax.design.strategies.strategy import OwnSearch, Strategy
+from icl_jax.files.step_folder import StepFolder, beside, read_inputs
 from icl_jax.retrieval.neighbours import (
     Neighbours,
     count_neighbours,
@@ -37,15 +41,45 @@ from icl_jax.retrieval.search.signatures import Signatures, load_signatures
 from icl_jax.retrieval.vectors import map_array
 from icl_jax.workers.local import Runner, progress_bar, run_shards
 
+if TYPE_CHECKING:
+    from icl_jax.design.build import Build
+    from icl_jax.design.explain.reasons import Reasons
+
+FOLDER = "entity_neighbours"  # in WORKDIR/design: what is related; its index beside it
 _PART_SENTENCES = 500_000  # of the corpus for each part of the index: some 200 MB to sort
 _PAIRS = 1 << 22  # of a query and a sentence that are looked at together
 _LENGTHS = "lengths.npy"
 
 
+def make_groups(build: "Build") -> Groups:
+    """A group for each query that shares rare terms with enough other sentences."""
+    folder = build.folders.path / FOLDER
+    make_related_by_entity(
+        build.workdir, build.sentences, build.config.design, build.runner, folder
+    )
+    return group_related(build, "shared_entity", folder)
+
+
+def why_no_more(reasons: "Reasons", ids: list[int], left: int) -> str:
+    """The next sentence did not fit, or no further one was stored."""
+    folder, taken = reasons.folders.path / FOLDER, len(ids) - 1
+    found, scores = reasons.related(folder, ids[0])
+    most = read_inputs(folder)["search"]["neighbours"]
+    if len(found) >= most:
+        rest = f"all that were stored are here: design.search.neighbours = {most}"
+    else:
+        rest = (
+            f"no further sentence was stored ({len(found)} found): none shares a rare name or "
+            "term with the query, or those that do have its words, are in its document, or "
+            "nearly repeat it or a sentence that is here"
+        )
+    return reasons.did_not_fit(found, scores, taken, left) or rest
+
+
 def make_related_by_entity(
     workdir: str, sentences: Sentences, config: DesignConfig, runner: Runner, folder: Path
 ) -> Neighbours:
-    """Of every query sentence those that share rare terms with it, by score; index beside it."""
+    """The sentences that share rare terms with each query, by score; the index lies beside them."""
     search = {
         name: getattr(config.search, name)
         for name in ("neighbours", "same_document", "duplicate_jaccard")
@@ -159,7 +193,19 @@ def _run(
 def _open_signatures(
     workdir: str, fingerprint: str, own_queries: bool
 ) -> tuple[Signatures, Signatures]:
-    """Of the corpus and of the queries; kept from shard to shard, as `open_sentences`."""
+    """Those of the corpus and of the queries; kept from shard to shard, as `open_sentences`."""
     places = SearchFolders(DesignFolders(workdir).neighbours)
     pool = Signatures.open(places.signatures)
     return pool, Signatures.open(places.query_signatures) if own_queries else pool
+
+
+STRATEGY = Strategy(
+    make_groups,
+    why_no_more,
+    own_search=OwnSearch(FOLDER, "entity_search", "by shared names and terms"),
+    steps=(
+        f"{FOLDER}_terms", "neighbours_signatures/pool", "neighbours_signatures/queries", FOLDER
+    ),
+    score="cosine of the rare terms",
+    counts=COUNTS,
+)  # fmt: skip

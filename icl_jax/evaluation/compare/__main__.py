@@ -1,5 +1,6 @@
-"""`python -m icl_jax.evaluation.compare`."""
+"""Compares evaluated models in a table and a figure, with tests of significance."""
 
 from icl_jax.evaluation.compare.compare import main
 
-main()
+if __name__ == "__main__":
+    main()

@@ -1,4 +1,4 @@
-"""Compares evaluated models: one table, one figure, and whether each difference is significant.
+"""Compares evaluated models in a table and a figure, with tests of significance.
 
 python -m icl_jax.evaluation.compare --runs=regular=runs/a/evaluation,knn=runs/b/evaluation --to=DIR
 
@@ -11,10 +11,10 @@ seeds' values. A difference is significant if every test that can be made says s
 that holds for these items alone.
 """
 
-import argparse
-
+from absl import flags
 from etils import epath
 
+from icl_jax.cli import Flag, command
 from icl_jax.config import ConfigError, StageError
 from icl_jax.evaluation.compare.cells import judge, make_cells
 from icl_jax.evaluation.compare.figure import draw_figure
@@ -22,7 +22,6 @@ from icl_jax.evaluation.compare.read import find_common, open_arm, read_metrics,
 from icl_jax.evaluation.compare.table import describe_left_out, make_csv, make_markdown
 from icl_jax.evaluation.tasks import TASKS
 from icl_jax.files.step_folder import beside, write_json
-from icl_jax.retrieval.show import ends_well
 
 RESAMPLES = 10_000
 
@@ -100,16 +99,13 @@ def parse_runs(text: str) -> dict[str, list[epath.Path]]:
     return arms
 
 
-def main(argv: list[str] | None = None) -> None:
-    """Reads the flags, compares, and prints the table."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    parser.add_argument("--runs", required=True, help="NAME=PATH,NAME=PATH,...")
-    parser.add_argument("--reference", help="the arm that others are compared with")
-    parser.add_argument("--to", required=True, help="the folder that gets the results")
-    args = parser.parse_args(argv)
-    with ends_well():
-        arms = parse_runs(args.runs)
-        print(make_markdown(compare(arms, args.reference or next(iter(arms)), args.to)))
-        print(f"written: {args.to}/comparison.md, .csv, .json, .png, .svg")
+@command(
+    Flag("runs=NAME=PATH,NAME=PATH,...", "the arms and their evaluations", required=True),
+    Flag("reference=NAME", "the arm that the others are compared with; by default the first"),
+    Flag("to=DIR", "the folder that gets the results", required=True),
+)
+def main(given: flags.FlagValues) -> None:
+    """Compares, and prints the table."""
+    arms = parse_runs(given.runs)
+    print(make_markdown(compare(arms, given.reference or next(iter(arms)), given.to)))
+    print(f"written: {given.to}/comparison.md, .csv, .json, .png, .svg")

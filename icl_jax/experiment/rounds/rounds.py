@@ -14,8 +14,9 @@ from etils import epath
 from icl_jax.config import ConfigError, ExperimentConfig
 from icl_jax.config.tree import to_dict, validate
 from icl_jax.corpus.files import describe_files
-from icl_jax.design.arms import ARMS, NEED_NEIGHBOURS, strategies_of
+from icl_jax.design.arms import ARMS, strategies_of
 from icl_jax.design.folders import DesignFolders
+from icl_jax.design.strategies.strategy import need_neighbours
 from icl_jax.evaluation.compare.compare import compare
 from icl_jax.evaluation.evaluate import evaluate_run
 from icl_jax.experiment.branches import Branch, one_by_one
@@ -115,7 +116,7 @@ def _check(config: ExperimentConfig, stages: Sequence[str]) -> None:
 
 
 def _has_neighbours(arm: str) -> bool:
-    return bool(NEED_NEIGHBOURS & {*strategies_of((arm,))})
+    return need_neighbours(strategies_of((arm,)))
 
 
 def _find(first: Round, before: Round | None, number: int) -> Round | None:

@@ -15,8 +15,8 @@ import numpy as np
 from icl_jax.config import ExperimentConfig, StageError
 from icl_jax.corpus.sentence_table import SentenceTable
 from icl_jax.corpus.words import RULES_VERSION as WORD_RULES
-from icl_jax.design.dependents import made_from
 from icl_jax.design.folders import DesignFolders
+from icl_jax.design.steps import made_from
 from icl_jax.files import mirror
 from icl_jax.files.remote import is_remote
 from icl_jax.files.step_folder import StepFolder, read_inputs

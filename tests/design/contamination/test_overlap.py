@@ -15,8 +15,9 @@ from icl_jax.design.contamination import word_runs
 from icl_jax.design.contamination.evaluation_items import read_items
 from icl_jax.design.contamination.overlap import check_evaluation_files, find_overlap
 from icl_jax.design.contamination.word_runs import collect_runs, find_runs
-from icl_jax.design.find_related import DesignFolders, find_related
+from icl_jax.design.folders import DesignFolders
 from icl_jax.design.sentences import Sentences
+from icl_jax.design.stage import find_related
 from icl_jax.workers.local import Runner
 from tests.design.test_find_related import experiment
 
@@ -213,7 +214,7 @@ def test_runs_are_found_as_by_loops():
 @pytest.mark.parametrize(
     ("name", "content", "message"),
     [
-        ("items.bin", b"x", r"items\.bin does not tell its format; known are \.jsonl"),
+        ("items.bin", b"x", r"items\.bin does not show its format; known endings are \.jsonl"),
         ("items.txt", b"a\nb\xff\n", r"invalid UTF-8 in line 2, byte 3; convert it"),
         ("items.txt", b"a\0b\n", r"a NUL byte: no text"),
         ("items.jsonl", b'{"a": "b"}\n{"a"\n', r"no JSON in line 2"),

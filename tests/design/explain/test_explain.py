@@ -12,13 +12,13 @@ import pytest
 from icl_jax.config import CorpusConfig, ExamplesConfig, SearchConfig, TokenizerConfig
 from icl_jax.corpus.sentence_table import SentenceTable
 from icl_jax.data.shards import Shards, find_shards
-from icl_jax.design.explain import why_no_more
 from icl_jax.design.explain.explain import ArmRecords, show_record
 from icl_jax.design.explain.explain import main as explain
-from icl_jax.design.explain.left_out import Candidate
-from icl_jax.design.find_related import DesignFolders
+from icl_jax.design.explain.reasons import Candidate
+from icl_jax.design.folders import DesignFolders
 from icl_jax.design.sentences import Sentences
 from icl_jax.design.stage import design
+from icl_jax.design.strategies import neighbours
 from icl_jax.retrieval.neighbours import Neighbours
 from icl_jax.retrieval.show import main as show
 from icl_jax.retrieval.show import print_found
@@ -179,30 +179,30 @@ def test_what_is_nearer_but_left_out_is_told_with_its_rule(tmp_path):
     )
     design(config, tmp_path / "run")
     reasons = ArmRecords(str(tmp_path / "run"), "neighbours_in_context").reasons
-    left_out = reasons._left_out
-    assert left_out.neighbours.of(0)[0].tolist() == [4]
-    vectors = left_out.vectors.take(np.arange(7))
+    nearby = reasons.nearby
+    assert nearby.neighbours.of(0)[0].tolist() == [4]
+    vectors = nearby.vectors.take(np.arange(7))
     candidates = [Candidate(id, float(vectors[id] @ vectors[0])) for id in (1, 2, 3, 5, 6)]
-    assert [left_out.rule(0, candidate) for candidate in candidates] == [
+    assert [nearby.rule(0, candidate) for candidate in candidates] == [
         "is in the query's own document",
         "has the same words as the query",
         "is a near duplicate of the query",
         "is a near duplicate of the nearer neighbour #4",
         "is not above design.search.min_similarity = 0.1",
     ]
-    told = reasons.tell(np.array([0, 4]), 30)
+    told = reasons.explain(np.array([0, 4]), 30)
     assert re.match(r'the next by similarity, #\d \(0\.\d+, ".*"\), (is|has) ', told)
     assert re.search(r'\nnearer, but left out: #2 \(1.000, "The old.*"\), has the same words', told)
 
 
 def test_a_search_that_missed_a_sentence_is_told_as_the_cause(workdir):
     reasons = ArmRecords(str(workdir), "neighbours_in_context").reasons
-    left_out = reasons._left_out
-    query = next(i for i in range(100) if len(left_out.neighbours.of(i)[0]) == 2)
-    found, cosines = left_out.neighbours.of(query)
+    nearby = reasons.nearby
+    query = next(i for i in range(100) if len(nearby.neighbours.of(i)[0]) == 2)
+    found, cosines = nearby.neighbours.of(query)
     missed = Candidate(int(found[0]), float(cosines[0]))
-    left_out.neighbours.of = lambda row: (found[1:], cosines[1:])
-    assert "was not found by the search" in left_out.rule(query, missed)
+    nearby.neighbours.of = lambda row: (found[1:], cosines[1:])
+    assert "was not found by the search" in nearby.rule(query, missed)
 
 
 def test_what_the_neighbours_were_made_with_is_told_and_needs_no_config(workdir, tmp_path, capsys):
@@ -226,16 +226,16 @@ def test_the_query_of_a_task_is_compared_by_its_own_words(tmp_path, capsys):
         explain([f"--workdir={tmp_path}", f"--arm={arm}", "--index=0"])
         told = capsys.readouterr().out
         assert "task.txt" in told and "the next by similarity, #" in told
-    left_out = ArmRecords(str(tmp_path), arms[0]).reasons._left_out
-    same = Candidate(int(left_out.neighbours.of(1)[0][0]), 0.9)
-    assert "own document" not in left_out.rule(0, same)
+    nearby = ArmRecords(str(tmp_path), arms[0]).reasons.nearby
+    same = Candidate(int(nearby.neighbours.of(1)[0][0]), 0.9)
+    assert "own document" not in nearby.rule(0, same)
 
 
 def test_a_corpus_too_large_to_compare_is_told_how(workdir, monkeypatch):
-    monkeypatch.setattr(why_no_more, "_MOST_COMPARED", 10)
+    monkeypatch.setattr(neighbours, "MOST_COMPARED", 10)
     reasons = ArmRecords(str(workdir), "neighbours_in_context").reasons
     found = Neighbours.open(DesignFolders(workdir).neighbours).of(0)[0]
-    told = reasons.tell(np.array([0, *found]), 20)
+    told = reasons.explain(np.array([0, *found]), 20)
     assert (
         f"all {len(found)} that were stored" in told
         and f"show --workdir={workdir} --query=" in told
@@ -315,7 +315,7 @@ def test_a_sentence_is_found_in_its_records(workdir, printed):
     sentence = max(counts, key=lambda id: (len(counts[id]) <= 20, len(counts[id]), -id))
     text = printed("neighbours_in_context", f"--sentence={sentence}")
     assert re.findall(r"record (\d+), group", text) == [str(i) for i in counts[sentence]]
-    assert f"#{sentence} stands {len(counts[sentence])} times" in text
+    assert f"#{sentence} occurs {len(counts[sentence])} times" in text
 
 
 def test_control_characters_do_not_reach_the_terminal(tmp_path, capsys):

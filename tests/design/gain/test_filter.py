@@ -19,6 +19,7 @@ from icl_jax.config import (
     RobertaConfig,
     StageError,
 )
+from icl_jax.corpus.files import model_checksum
 from icl_jax.corpus.tokenizers import Tokenizer
 from icl_jax.design.folders import DesignFolders
 from icl_jax.design.gain import filter as gain_filter
@@ -30,8 +31,7 @@ from icl_jax.design.gain.filter import (
     measure,
     measure_in_worker,
 )
-from icl_jax.design.gain.inputs import gain_inputs, model_checksum
-from icl_jax.design.gain.model import check_gain_model
+from icl_jax.design.gain.model import check_gain_model, gain_inputs
 from icl_jax.design.groups import GroupShard, keep_file, read_groups, read_keep
 from icl_jax.design.records.layout import Marks, in_context
 from icl_jax.models import huggingface
@@ -40,6 +40,8 @@ from icl_jax.sharding import make_mesh
 from icl_jax.workers.local import Runner
 from tests.design.made_up import make_tables, related_groups, running_groups, write_strategy
 from tests.models.small import make_model
+
+pytestmark = pytest.mark.delicate
 
 LIMIT = 96
 SIZES = {"vocab_size": 331, "context_length": LIMIT, "num_layers": 1, "embed_dim": 8,
@@ -399,7 +401,7 @@ def test_a_model_of_another_tokenizer_is_refused(tables, tmp_path):
     with pytest.raises(ConfigError, match=r"another tokenizer: of our 3\d\d tokens 2 are not the"):
         check_gain_model(examples, LIMIT, ours)
     (folder / "tokenizer.json").write_text("{")
-    with pytest.raises(ConfigError, match=r"tokenizer\.json cannot be read"):
+    with pytest.raises(ConfigError, match=r"tokenizer\.json is unreadable"):
         check_gain_model(examples, LIMIT, ours)
 
 

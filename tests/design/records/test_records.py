@@ -13,10 +13,9 @@ from icl_jax.data.shards import Shards, find_shards
 from icl_jax.data.tfrecord import RecordError
 from icl_jax.design.folders import DesignFolders
 from icl_jax.design.groups import Groups, GroupShard, keep_file
-from icl_jax.design.records.counts import count_groups, multiset
 from icl_jax.design.records.layout import Example, Marks
-from icl_jax.design.records.packing import Piece, pack_rows
-from icl_jax.design.records.records import write_arm
+from icl_jax.design.records.records import count_groups, multiset, write_arm
+from icl_jax.design.records.rows import Piece, pack_rows
 from icl_jax.design.sentences import Sentences
 from icl_jax.files.step_folder import read_results
 from icl_jax.workers.local import Runner

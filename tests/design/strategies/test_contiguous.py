@@ -3,6 +3,7 @@
 import numpy as np
 
 from icl_jax.design.records.layout import in_context
+from icl_jax.design.stage import make_groups
 from icl_jax.design.strategies.contiguous import cut
 from tests.design.small_build import open_build, small_config
 
@@ -11,7 +12,7 @@ def test_chunks_are_the_text_of_documents_token_for_token(tmp_path):
     config = small_config(tmp_path)
     config.sequence_length = 130
     build = open_build(config, tmp_path / "run")
-    groups = build.make_groups("contiguous")
+    groups = make_groups(build, "contiguous")
     corpus, tokenizer = build.sentences.corpus, build.tokenizer
     texts = {}
     for shard in groups.shards:

@@ -10,10 +10,10 @@ import pytest
 
 from icl_jax.config import ConfigError, ExamplesConfig, StageError
 from icl_jax.corpus.tokenizers import Tokenizer
-from icl_jax.design.find_related import find_related
 from icl_jax.design.folders import DesignFolders
 from icl_jax.design.records.layout import Marks, in_context
 from icl_jax.design.sentences import Sentences
+from icl_jax.design.stage import find_related
 from icl_jax.design.strategies import document_graph
 from icl_jax.design.strategies.document_graph import Graph, add_sides, join_shards, relate_shard
 from icl_jax.design.strategies.document_path import cut, make_document_path

@@ -11,8 +11,9 @@ import pyarrow as pa
 import pytest
 
 from icl_jax.config import ExamplesConfig, SearchConfig, StageError, TokenizerConfig
-from icl_jax.design.find_related import DesignFolders, find_related
+from icl_jax.design.folders import DesignFolders
 from icl_jax.design.sentences import Sentences
+from icl_jax.design.stage import find_related
 from icl_jax.design.strategies import shared_entity
 from icl_jax.design.strategies.entity_terms import NAME_WEIGHT, WORD_SHARE, find_terms, split_words
 from icl_jax.design.strategies.shared_entity import make_related_by_entity
@@ -81,7 +82,7 @@ def prepare(folder: Path, own_queries: bool = False, **search):
 
 
 def make(workdir, design, workers=1, to=None):
-    folder = to or DesignFolders(workdir).entity_neighbours
+    folder = to or DesignFolders(workdir).path / shared_entity.FOLDER
     sentences = Sentences.open(workdir, bool(design.queries.files))
     return make_related_by_entity(str(workdir), sentences, design, Runner(workers), folder)
 

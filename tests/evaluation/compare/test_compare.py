@@ -14,6 +14,8 @@ from icl_jax.evaluation.task import Task, task_class
 from icl_jax.evaluation.tasks.sts.files import SUBSETS
 from icl_jax.files.step_folder import write_json
 
+pytestmark = pytest.mark.delicate
+
 RESAMPLES = 300
 QUESTIONS = 60
 

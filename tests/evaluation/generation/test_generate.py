@@ -13,6 +13,8 @@ from icl_jax.models import huggingface
 from icl_jax.sharding import make_mesh, use_mesh_of
 from tests.models.small import make_model
 
+pytestmark = pytest.mark.delicate
+
 CONFIG = GPTConfig(48, 47, num_layers=2, embed_dim=24, num_heads=4, tie_head=False)
 PROMPTS = [np.random.default_rng(n).integers(0, 48, n) for n in (3, 17, 1, 16, 5, 30, 9)]
 SHORT = [prompt for prompt in PROMPTS if len(prompt) <= 16]

@@ -8,6 +8,8 @@ import scipy.stats
 from icl_jax.evaluation.generation import sampling as module
 from icl_jax.evaluation.generation.sampling import Sampling, choose, keep_highest, make_draws
 
+pytestmark = pytest.mark.delicate
+
 LOGITS = np.random.default_rng(3).permutation(np.linspace(-1, 1, 11)).astype(np.float32)
 ROWS = 4000
 

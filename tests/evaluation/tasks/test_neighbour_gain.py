@@ -22,6 +22,8 @@ from tests.design.made_up import make_tables, write_strategy
 from tests.evaluation import small
 from tests.models.small import make_model
 
+pytestmark = pytest.mark.delicate
+
 SIZES = {"vocab_size": 331, "context_length": LIMIT, "num_layers": 1, "embed_dim": 8,
          "num_heads": 2}  # fmt: skip
 QUERIES = 12

@@ -26,6 +26,8 @@ from tests.retrieval.small_encoder import (
     save_tokenizer,
 )
 
+pytestmark = pytest.mark.delicate
+
 RNG = np.random.default_rng(0)
 TEXTS = [" ".join(RNG.choice(WORDS, RNG.integers(1, 20))) for _ in range(53)]
 

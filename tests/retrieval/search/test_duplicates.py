@@ -13,6 +13,8 @@ from icl_jax.retrieval.vectors import Vectors
 from icl_jax.workers.local import Runner
 from tests.retrieval.made_up import jaccard, made_up
 
+pytestmark = pytest.mark.delicate
+
 
 def signatures(*texts):
     return Signatures([sign(pa.array(texts, pa.large_string()))])

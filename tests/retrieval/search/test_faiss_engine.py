@@ -6,6 +6,8 @@ from icl_jax.retrieval.search import faiss_engine as search_faiss
 from icl_jax.retrieval.search.faiss_engine import ExactScan, FaissSearch, check_index, choose_index
 from icl_jax.retrieval.vectors import Vectors
 
+pytestmark = pytest.mark.delicate
+
 
 def clustered(count, width=16, clusters=20, seed=0, shards=4):
     rng = np.random.default_rng(seed)

@@ -27,6 +27,8 @@ from tests.retrieval.made_up import (
     words_of,
 )
 
+pytestmark = pytest.mark.delicate
+
 CONFIG = SearchConfig(neighbours=4, min_similarity=0.5, recall_sample=30)
 
 

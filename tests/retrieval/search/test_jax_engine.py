@@ -11,6 +11,8 @@ from icl_jax.retrieval.vectors import Vectors
 from icl_jax.sharding import make_mesh
 from tests.retrieval.made_up import made_up
 
+pytestmark = pytest.mark.delicate
+
 
 @pytest.fixture
 def small_steps(monkeypatch):

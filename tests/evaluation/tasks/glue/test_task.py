@@ -11,6 +11,8 @@ from icl_jax.evaluation.tasks.glue.task import GlueZeroShot, _row
 from icl_jax.evaluation.tasks.glue.templates import FILE, read_templates
 from tests.evaluation import small
 
+pytestmark = pytest.mark.delicate
+
 PAIRS = [
     ("The mill stands at the bridge.", "The bridge has a mill. ", "entailment"),
     ("Ada lives by the river!", "Nobody lives there", "contradiction"),

@@ -17,6 +17,8 @@ from icl_jax.models import huggingface
 from tests.data.records import write_source
 from tests.evaluation import small
 
+pytestmark = pytest.mark.delicate
+
 WINDOW, STRIDE = 23, 7
 TEXTS = [
     "The old mill stands at the bridge. Ada lives by the river, they say, and so does the ferry.",

@@ -28,6 +28,8 @@ from tests.retrieval.small_encoder import (
 )
 from tests.retrieval.small_encoder import WORDS as BERT_WORDS
 
+pytestmark = pytest.mark.delicate
+
 LONG = " ".join(sts_data.WORDS * 5)  # more than 64 tokens
 PAIRS = [*sts_data.make_pairs(7, 0), ("Ada lives", "Ada lives", 5.0), ("the mill", LONG, 1.0)]
 BERT_PAIRS = [("who was born", "the old mill", 1.0), ("in kersk", "by the river", 2.0)]

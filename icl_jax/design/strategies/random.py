@@ -1,29 +1,91 @@
-"""The random control: every query with as many sentences as before, dealt anew from the same pool.
+"""The random control: every query keeps its number of sentences, dealt anew from the same pool.
 
 All neighbours of all groups are laid out as slots and dealt again at random, so that both arms
 hold the same sentences, each as often. A sentence goes to a slot of its own token length, so that
-both arms have examples of the same lengths too. What a query must not get (what the search found
-for it, itself, its document, a sentence twice) is swapped away.
+both arms also have examples of the same lengths. What a query must not get (its neighbours, itself,
+its document, a sentence twice) is swapped with another slot.
 """
 
+from collections.abc import Sequence
 import dataclasses
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import numpy as np
 
-from icl_jax.config import StageError
-from icl_jax.design.groups import GroupShard, read_groups, read_keep, write_groups
+from icl_jax.config import DesignConfig, StageError
+from icl_jax.design.groups import Groups, GroupShard, read_groups, read_keep, write_groups
 from icl_jax.design.records.layout import Marks
 from icl_jax.design.sentences import Sentences, open_sentences
+from icl_jax.design.strategies import neighbours as neighbour_groups
+from icl_jax.design.strategies.strategy import Count, Strategy
 from icl_jax.files.step_folder import beside
 from icl_jax.retrieval.neighbours import Neighbours
 from icl_jax.retrieval.vectors import Vectors
 
-WARN_SHARE = 0.01  # of random companions that are related: from here on it is warned of
+if TYPE_CHECKING:
+    from icl_jax.design.build import Build
+    from icl_jax.design.explain.reasons import Reasons
+
+WARN_SHARE = 0.01  # of random companions that are related: from here on the stage warns
 _DEALT = "dealt.npy"
 _BLOCK = 8192  # vectors that are compared at once
-_TRIES = 200  # to find a partner for a sentence that must go elsewhere
+_TRIES = 200  # to find a slot to swap with
 _FAR = 50  # so many of them among sentences of the same length
+
+
+def make_groups(build: "Build") -> Groups:
+    """Deals the neighbours anew; stops if too many of them are related to their new query."""
+    groups, search = build.folders.groups / "neighbours", build.config.design.search
+    table, own = build.sentences.query_table, build.sentences.queries is not None
+    vectors = build.folders.query_vectors if own else build.folders.corpus_vectors
+    vectors = (str(build.folders.corpus_vectors), str(vectors))
+    slots = [count_slots(str(groups), shard) for shard in range(table.num_shards)]
+    first_slot = [sum(slots[:shard]) for shard in range(len(slots))]
+    first = (
+        build.workdir, build.sentences.fingerprint, str(groups), vectors, search.min_similarity
+    )  # fmt: skip
+
+    def deal_once(folder: Path) -> dict:
+        return deal_anew(
+            groups, build.neighbours, build.sentences, search.same_document, build.limit,
+            build.marks, build.between, build.config.seed, folder,
+        )  # fmt: skip
+
+    made = build.by_shard(
+        "random",
+        {**build.kept_groups("neighbours"), "seed": build.config.seed},
+        make_shard,
+        lambda folder, shard: (*first, folder, shard, first_slot[shard]),
+        table.starts,
+        deal_once,
+    )
+    # Not an input: a build that stopped here continues once the user allows it.
+    check_related(made.results, search.min_similarity, build.examples.max_related_share)
+    return made
+
+
+def why_no_more(reasons: "Reasons", ids: list[int], left: int) -> str:
+    """Random sentences replace the neighbours of the query; why it has no more of these."""
+    found, scores = reasons.related(reasons.folders.neighbours, ids[0])
+    taken = len(ids) - 1
+    replaced = ", ".join(f"#{i} ({s:.3f})" for i, s in zip(found[:taken], scores[:taken]))
+    own = [ids[0], *found[:taken].tolist()]
+    used = int(reasons.sentences.lengths_of(own).sum()) + taken + reasons.marks.ends
+    return (
+        "dealt at random from the neighbours of all queries, as many as the query's own, in "
+        f"place of {replaced or 'none'}\nno more of its own: "
+        + neighbour_groups.why_no_more(reasons, own, reasons.limit - used)
+    )
+
+
+def remark(arms: Sequence[str], results: dict, design: DesignConfig) -> str:
+    """Whether these arms are a valid control."""
+    warning = ""
+    if related_share(results) >= WARN_SHARE:
+        warning = "WARNING: a control should have less than 1%. "
+    share = describe_related(results, design.search.min_similarity)
+    return f"{warning}{', '.join(arms)}: {share}"
 
 
 @dataclasses.dataclass
@@ -54,14 +116,14 @@ class Slots:
 
 @dataclasses.dataclass
 class Related:
-    """All that was found for each query, also what did not fit into its group."""
+    """All neighbours of each query, also those that did not fit into its group."""
 
     first: np.ndarray  # of each group, and one more
     ids: np.ndarray
 
     @classmethod
     def of(cls, neighbours: Neighbours, rows: np.ndarray) -> "Related":
-        """What was found for these rows of the query table, ascending."""
+        """The neighbours of these rows of the query table, ascending."""
         counts, ids = [], []
         cuts = np.searchsorted(rows, neighbours.starts)
         for shard, start in enumerate(neighbours.starts[:-1]):
@@ -75,7 +137,7 @@ class Related:
         return cls(np.append(0, np.cumsum(np.concatenate(counts))), np.concatenate(ids))
 
     def to(self, group: int) -> np.ndarray:
-        """What the query of a group is related to."""
+        """The neighbours of the query of a group."""
         return self.ids[self.first[group] : self.first[group + 1]]
 
 
@@ -90,7 +152,7 @@ def deal_anew(
     seed: int,
     folder: Path,
 ) -> dict[str, int]:
-    """Deals the neighbours of all groups anew and stores the result; one global step.
+    """Deals the neighbours of all groups anew and stores the result, once for all shards.
 
     `groups` is the folder of the neighbour groups.
     """
@@ -98,7 +160,7 @@ def deal_anew(
     kept = [read_keep(groups, index, len(shard)) for index, shard in enumerate(shards)]
     slots = Slots.of(shards, kept)
     related = Related.of(neighbours, slots.queries - sentences.first_query)
-    # All that is dealt is of the corpus; a task's own queries are of no document of it.
+    # Everything dealt is from the corpus; queries of a task belong to no document of it.
     documents = sentences.corpus.documents
     if same_document or sentences.queries is not None:
         documents = None
@@ -108,7 +170,7 @@ def deal_anew(
     if 2 * left > len(dealt) > 0:
         raise StageError(
             f"the arms random_* cannot be made: of {len(dealt)} neighbours of {len(slots.queries)} "
-            f"groups, {left} find no other query that they are not related to; use a larger "
+            f"groups, {left} are related to every query that they could go to; use a larger "
             "corpus, or leave these arms out (design.examples.arms)"
         )
     with beside(folder / _DEALT) as partial, partial.open("wb") as file:
@@ -121,7 +183,7 @@ def deal_anew(
 
 
 def related_share(results: dict) -> float:
-    """Of all that was dealt, what is related to its query: exact cosine above the threshold."""
+    """How much of what was dealt is related to its query: exact cosine above the threshold."""
     return results["above_threshold"] / max(1, results["dealt"])
 
 
@@ -135,7 +197,7 @@ def describe_related(results: dict, threshold: float) -> str:
 
 
 def check_related(results: dict, threshold: float, most: float) -> None:
-    """Stops on a control that is none."""
+    """Stops if the control is not valid."""
     if results["above_threshold"] and most < 1 and related_share(results) >= most:
         raise StageError(
             f"the arms random_* are not a valid control: {describe_related(results, threshold)}; "
@@ -158,7 +220,7 @@ def make_shard(
     """One shard: the neighbour groups with what was dealt to them, and its cosine to the query.
 
     `groups` is the folder of the neighbour groups, `vectors` are those of corpus and queries.
-    Counts what is above the threshold of the search all the same: near duplicates of the query, and
+    Counts what is above the threshold of the search nevertheless: near duplicates of the query, and
     what an approximate search missed.
     """
     sentences = open_sentences(workdir, fingerprint)
@@ -195,10 +257,10 @@ def deal(
     between: int,
     seed: int,
 ) -> tuple[np.ndarray, int]:
-    """The sentence that each slot gets, and in how many slots one had to stay that should not.
+    """The sentence that each slot gets, and how many slots had to keep one that they should not.
 
     `room` is how many tokens a group may have, `between` how many each sentence takes besides its
-    own; `documents` is None where those of the query are as good as others.
+    own; `documents` is None if sentences of the query's document are allowed.
     """
     rng = np.random.RandomState(seed)
     length = lengths[slots.originals]
@@ -243,7 +305,7 @@ class _Table:
         self.free = room - query_lengths - np.diff(used) - between * np.diff(slots.first)
 
     def allows(self, slot: int, sentence: int) -> bool:
-        """Whether a sentence may lie in a slot, in place of what lies there."""
+        """Whether a sentence may replace the one in a slot."""
         slots, group = self.slots, self.slots.group[slot]
         query, mates = slots.queries[group], slice(slots.first[group], slots.first[group + 1])
         same_document = self.documents is not None and (
@@ -260,7 +322,7 @@ class _Table:
         )
 
     def swap(self, a: int, b: int) -> bool:
-        """Exchanges what lies in two slots if both may then lie there."""
+        """Swaps the sentences of two slots if both are then allowed."""
         dealt, group = self.dealt, self.slots.group
         if not (self.allows(a, dealt[b]) and self.allows(b, dealt[a])):
             return False
@@ -272,7 +334,7 @@ class _Table:
 
 
 def _count_same_length(slots: Slots, lengths: np.ndarray, dealt: np.ndarray) -> int:
-    """Groups that have as many tokens as with their neighbours."""
+    """The number of groups with as many tokens as with their neighbours."""
     more = np.append(0, np.cumsum(lengths[dealt].astype(np.int64) - lengths[slots.originals]))
     return int((np.diff(more[slots.first]) == 0).sum())
 
@@ -280,7 +342,7 @@ def _count_same_length(slots: Slots, lengths: np.ndarray, dealt: np.ndarray) -> 
 def _conflicts(
     slots: Slots, related: Related, dealt: np.ndarray, documents: np.ndarray | None
 ) -> np.ndarray:
-    """Slots that hold what their query must not get; of two equal sentences, the second.
+    """Slots that hold what their query must not get; of two equal sentences, only the second.
 
     In passes over all slots rather than by sorting: there may be a billion of them.
     """
@@ -298,3 +360,26 @@ def _conflicts(
         same_group = slots.group[distance:] == slots.group[:-distance]
         wrong[distance:] |= same_group & (dealt[distance:] == dealt[:-distance])
     return wrong
+
+
+STRATEGY = Strategy(
+    make_groups,
+    why_no_more,
+    remark=remark,
+    counts={
+        "dealt": Count("dealt anew"),
+        "still_related": Count(
+            "of these, stayed with a query that they are related to, for want of another"
+        ),
+        "above_threshold": Count(
+            "of these, related to their query: exact cosine above the threshold",
+            related_share,
+            "their share, in every arm random_* (a control should have less than 1%)",
+            2,
+        ),
+        "same_length_groups": Count(
+            "groups as long as with their neighbours",
+            lambda results: results["same_length_groups"] / max(1, results["groups"]),
+        ),
+    },
+)

@@ -8,8 +8,8 @@ import pytest
 from icl_jax.config.design import PACKED, ROWS
 from icl_jax.design.groups import read_counts, read_groups
 from icl_jax.design.records.layout import Marks, in_context_tokens
-from icl_jax.design.strategies import neighbour_groups
-from icl_jax.design.strategies.neighbour_groups import take_until_full
+from icl_jax.design.strategies import neighbours
+from icl_jax.design.strategies.neighbours import take_until_full
 from icl_jax.retrieval.neighbours import write_shard
 
 
@@ -44,12 +44,10 @@ def test_a_query_whose_neighbours_do_not_fit_has_no_group(tmp_path, monkeypatch)
         first_query=0, query_table=types.SimpleNamespace(starts=np.array([0, 3])),
         lengths_of=lambda ids: lengths[ids],
     )  # fmt: skip
-    monkeypatch.setattr(neighbour_groups, "open_sentences", lambda *place: sentences)
+    monkeypatch.setattr(neighbours, "open_sentences", lambda *place: sentences)
     scores = np.array([0.5, 0.75], np.float32)
     write_shard(tmp_path, 0, np.array([1, 1, 0]), np.array([3, 4]), scores, {})
-    neighbour_groups.make_shard(
-        "", "", str(tmp_path), Marks(None, 1, 2), 20, 1, 1, str(tmp_path), 0
-    )
+    neighbours.make_shard("", "", str(tmp_path), Marks(None, 1, 2), 20, 1, 1, str(tmp_path), 0)
     groups = read_groups(tmp_path, 0)
     assert (groups.ids.tolist(), groups.similarities.tolist()) == ([0, 3], [1, 0.5])
     counts = {"queries": 3, "cut_by_limit": 0, "too_few_neighbours": 1, "too_long": 1}

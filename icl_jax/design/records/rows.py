@@ -1,4 +1,4 @@
-"""Short groups share a record, so that rows of training are full; each keeps its own group id."""
+"""Short groups share a row, so that rows of training are full; each keeps its own group id."""
 
 from collections.abc import Sequence
 from typing import NamedTuple
@@ -10,7 +10,7 @@ from icl_jax.design.records.layout import Example
 
 
 class Piece(NamedTuple):
-    """An example and where its sentences come from, in their order."""
+    """An example, and the origin of its sentences in their order."""
 
     example: Example
     sentence_ids: np.ndarray
@@ -21,7 +21,7 @@ class Piece(NamedTuple):
 def pack_rows(lengths: np.ndarray, limit: int, seed: Sequence[int]) -> list[np.ndarray]:
     """Which examples share a row of at most `limit` tokens; the rows in random order.
 
-    The examples are taken in the order in which they come, which must be random already.
+    The examples are taken in the given order, which must be random already.
     """
     row_of = best_fit(lengths, limit, np.arange(len(lengths)))
     by_row = np.argsort(row_of, kind="stable")
@@ -31,7 +31,7 @@ def pack_rows(lengths: np.ndarray, limit: int, seed: Sequence[int]) -> list[np.n
 
 
 def join(pieces: Sequence[Piece]) -> dict[str, np.ndarray]:
-    """The features of a record that holds these examples, with group ids from 1 on."""
+    """The features of a record with these examples, whose group ids count from 1."""
     lengths = [len(piece.example.tokens) for piece in pieces]
     begins = np.cumsum([0, *lengths[:-1]])
     starts = [piece.example.starts + begin for piece, begin in zip(pieces, begins)]

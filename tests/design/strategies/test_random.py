@@ -9,7 +9,7 @@ import pytest
 from icl_jax.config import StageError
 from icl_jax.design.groups import GroupShard, write_groups
 from icl_jax.design.records.layout import Marks
-from icl_jax.design.strategies.random_groups import (
+from icl_jax.design.strategies.random import (
     Related,
     Slots,
     check_related,
@@ -149,5 +149,7 @@ def test_a_pool_that_allows_no_other_arrangement_is_told(tmp_path):
     )
     found = pa.record_batch({"ids": pa.array([[1, 2], [], []], pa.list_(pa.int64()))})
     neighbours = Neighbours([found], {})
-    with pytest.raises(StageError, match=r"of 2 neighbours of 1 groups, 2 find no other query"):
+    with pytest.raises(
+        StageError, match=r"of 2 neighbours of 1 groups, 2 are related to every query"
+    ):
         deal_anew(tmp_path, neighbours, sentences, False, 100, MARKS, 1, 0, tmp_path)
