@@ -129,8 +129,8 @@ class NeighbourGainConfig:
 class EvaluationConfig:
     """The stage `evaluate`."""
 
-    tasks: tuple[str, ...] = ()  # of sts, nq_open, glue, perplexity, neighbour_gain
-    data: str = ""  # a folder with sts/, sick/, nq_open/ and glue/
+    tasks: tuple[str, ...] = ()  # names in evaluation/tasks/__init__.py
+    data: str = ""  # the folder with the data of the tasks, as docs/evaluating.md lists it
     tokenizer: str = ""  # a folder; "": the model's own, or that of the run's design
     ema: bool = False  # True: evaluate the moving average of the weights
     batch_size: int = 32  # prompts answered at once

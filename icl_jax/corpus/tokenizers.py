@@ -73,6 +73,23 @@ class Tokenizer:
         write_json(folder / "tokenizer.json", json.loads(self.library.to_str()))
         write_json(folder / _IDS_FILE, self.special_ids)
 
+    def save_with_model(self, folder: Path) -> None:
+        """The same beside a model, where `transformers.AutoTokenizer` opens it by itself."""
+        self.save(folder)
+        write_json(Path(folder) / "tokenizer_config.json", self.settings)
+
+    @property
+    def settings(self) -> dict:
+        """What `transformers` reads in `tokenizer_config.json`."""
+        ids = {
+            "bos_token": self.begin_of_text_id,
+            "eos_token": self.end_of_text_id,
+            "pad_token": self.padding_id,
+            "mask_token": self.mask_id,
+        }
+        names = {k: self.library.id_to_token(id) for k, id in ids.items() if id is not None}
+        return {"tokenizer_class": "PreTrainedTokenizerFast", **names}
+
     @property
     def special_ids(self) -> dict[str, int | None]:
         """The ids of tokens that no text contains, by our names for them."""

@@ -79,6 +79,12 @@ def read_config(folder: str | os.PathLike) -> ModelConfig:
     return TensorFiles(Path(folder)).model_config()
 
 
+def network_of(folder: Path) -> Path:
+    """Where the network of a model folder lies: with sentence-transformers, in its first module."""
+    modules = folder / "modules.json"
+    return folder / read_json(modules, list)[0].get("path", "") if modules.exists() else folder
+
+
 def save(model: GPT | Roberta, folder: str | os.PathLike, max_file_bytes: int = MAX_FILE_BYTES):
     """Writes the model into a folder without a model in it; config.json comes last."""
     if is_remote(folder):

@@ -86,8 +86,11 @@ def _seeds_table(comparisons: list[dict]) -> str:
     for arm in comparisons[0]["arms"]:
         cells = [comparison["arms"][arm][headline.task][metric] for comparison in comparisons]
         ps = [cell["p"] for cell in cells if cell["p"] is not None]
-        shown = [f"{show_value(cell)} ({cell['right']:.0f} of {cell['items']})"
-                 if cell["right"] is not None else show_value(cell) for cell in cells]  # fmt: skip
+        shown = [show_value(headline, cell) for cell in cells]
+        shown = [
+            text if cell["right"] is None else f"{text} ({cell['right']:.0f} of {cell['items']})"
+            for text, cell in zip(shown, cells, strict=True)
+        ]
         lines.append([arm, *shown, show_p(max(ps)) if ps else "reference"])
     return "\n".join(f"| {' | '.join(line)} |" for line in lines)
 

@@ -17,12 +17,12 @@ from icl_jax.data import synthetic
 from icl_jax.data.input_pipeline import Data, open_data
 from icl_jax.data.source import row_holds
 from icl_jax.design.folders import PREFIX, arm_folder, is_arm, planned_rows
-from icl_jax.files import mirror
 from icl_jax.files.remote import read_text
 from icl_jax.models import huggingface
 from icl_jax.models.kinds import KINDS, kind_of
 from icl_jax.sharding import make_mesh
 from icl_jax.training import checkpoint
+from icl_jax.training.model_at import find_model
 from icl_jax.training.optimizer import learning_rate
 from icl_jax.training.run_record import last_step, planned_steps, run_problems
 from icl_jax.training.start_tokenizer import planned_tokenizer_problems, start_tokenizer_problems
@@ -263,16 +263,14 @@ def _start_problems(config: ExperimentConfig) -> list[str]:
     if not training.start_from:
         return []
     try:
-        if is_huggingface(training.start_from):
-            theirs = huggingface.read_config(mirror.fetched(training.start_from))
-            if training.start_with != "weights":
-                return ["training.start_with must be 'weights' for a Hugging Face folder"]
-        else:
-            theirs = checkpoint.read_config(training.start_from).model
+        place = find_model(training.start_from)
+        theirs = place.config()
     except (ConfigError, huggingface.FolderError) as error:
         return [f"training.start_from: {error}"]
+    if not place.is_run and training.start_with != "weights":
+        return ["training.start_with must be 'weights' for a Hugging Face folder"]
     free = {name: getattr(config.model, name) for name in huggingface.OVERRIDES}
-    if not is_huggingface(training.start_from):
+    if place.is_run:
         free.pop("scan_layers")  # of a checkpoint the arrays are read as they were stored
     wrong = differences(to_dict(dataclasses.replace(theirs, **free)), to_dict(config.model))
     if not wrong:
@@ -283,10 +281,3 @@ def _start_problems(config: ExperimentConfig) -> list[str]:
         + _OTHER_VOCABULARY
         * (theirs.vocab_size != config.model.vocab_size)
     ]
-
-
-def is_huggingface(path: str) -> bool:
-    """Whether `path` is a model folder; else it names a run of ours."""
-    return (epath.Path(path) / "config.json").exists() and not (
-        epath.Path(path) / "checkpoints"
-    ).exists()

@@ -6,7 +6,6 @@ The model that a run started from is identified by its content, not its path: wo
 import dataclasses
 import json
 import math
-from pathlib import Path
 
 from etils import epath
 import jax
@@ -14,11 +13,11 @@ from jax.sharding import Mesh
 
 from icl_jax.config import ConfigError, ExperimentConfig, StageError
 from icl_jax.config.tree import differences, to_dict
-from icl_jax.corpus.files import files_checksum, model_checksum
 from icl_jax.data.input_pipeline import Data
 from icl_jax.files.remote import is_remote, read_text
 from icl_jax.files.step_folder import write_json
 from icl_jax.training import checkpoint
+from icl_jax.training.model_at import find_model
 from icl_jax.training.train_state import dropout_keys
 
 # These fields change how a run is computed or stored, not what it learns.
@@ -56,21 +55,19 @@ def last_step(workdir: epath.Path) -> int | None:
 
 def find_start(config: ExperimentConfig) -> dict | None:
     """JSON that tells the model of `training.start_from` from others; None: there is none."""
-    start = config.training.start_from
+    start, found = config.training.start_from, {}
+    if not start:
+        return None
     try:
-        folder, step = checkpoint.find(start) if start else (None, None)
-    except ConfigError:
-        folder, step = None, None  # a model folder
-    found = {} if step is None else {"step": step}
-    try:
-        if is_remote(start):  # too far to be read for this
-            return found | {"path": start}
-        if folder is not None:
-            files = Path(folder / str(step) / "params").rglob("*")
-            return found | {"checksum": files_checksum(file for file in files if file.is_file())}
-        return {"checksum": model_checksum(start)} if start else None
-    except OSError:
-        return None  # what is not there is told elsewhere
+        place = find_model(start)
+        if place.is_run:
+            found["step"] = place.step
+        if not is_remote(start):  # at a URL the weights are too far to be read for this
+            return found | {"checksum": place.checksum()}
+    except (ConfigError, StageError, OSError):
+        if not is_remote(start):
+            return None  # other checks report what is missing
+    return found | {"path": start}
 
 
 def run_problems(config: ExperimentConfig, workdir: epath.Path, data: Data) -> list[str]:

@@ -12,15 +12,15 @@ import optax
 
 from icl_jax.config import ExperimentConfig, StoppedError
 from icl_jax.data.input_pipeline import Data, make_batches
-from icl_jax.files import mirror
 from icl_jax.files.folder_lock import alone_in
-from icl_jax.models import abstract, huggingface
+from icl_jax.models import abstract
 from icl_jax.sharding import make_mesh, own_rows, put_rows
 from icl_jax.training import checkpoint
-from icl_jax.training.checks import check_run, is_huggingface
+from icl_jax.training.checks import check_run
 from icl_jax.training.goodput import Goodput
 from icl_jax.training.hardware import peak_memory
 from icl_jax.training.metrics import MetricsLog
+from icl_jax.training.model_at import find_model
 from icl_jax.training.optimizer import learning_rate, make_optimizer
 from icl_jax.training.run_record import planned_steps, record_run, settle_dropout_keys
 from icl_jax.training.train_state import (
@@ -124,11 +124,7 @@ def start(config: ExperimentConfig, optimizer, mesh: Mesh, checkpoints) -> Train
         return init_state(config, optimizer, mesh)
     if training.start_with == "everything":
         return checkpoint.restore_from(source, like)
-    if is_huggingface(source):
-        options = {name: getattr(config.model, name) for name in huggingface.OVERRIDES}
-        model = huggingface.load(mirror.fetched(source), mesh, **options)
-    else:
-        model = checkpoint.load_model(source, mesh, config=config.model)
+    model = find_model(source).load(mesh, config=config.model)
     return init_state(config, optimizer, mesh, model)
 
 

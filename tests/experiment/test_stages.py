@@ -232,7 +232,10 @@ def test_a_signal_ends_the_command_and_not_only_the_trunk(finished, tmp_path, mo
             ),
             r"at most 5 epochs, training\.epochs \(in a branch branches\.epochs\), got 2000 epochs",
         ),
-        (lambda config: setattr(config.training, "steps", 0), "branches.steps go on from training"),
+        (
+            lambda config: setattr(config.training, "steps", 0),
+            "branches.steps continue from",
+        ),
         (
             lambda config: setattr(config.evaluation.questions, "file", "nowhere.jsonl"),
             "nowhere.jsonl",

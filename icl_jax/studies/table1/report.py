@@ -11,8 +11,7 @@ from typing import NamedTuple
 from etils import epath
 
 from icl_jax.config.evaluation import STS_SETS
-from icl_jax.evaluation.compare.table import show_p
-from icl_jax.evaluation.compare.updates import show_updates, warn_of_updates
+from icl_jax.evaluation.compare.table import show_p, show_updates, warn_of_updates
 
 AVERAGE = "average"
 # Levine et al. 2022, table 1: arm -> its name there, the seven sets, their average.
