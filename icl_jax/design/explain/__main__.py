@@ -1,4 +1,4 @@
-"""Prints one record of an arm as text, with scores, and why nothing was added to it."""
+"""Prints one record of an arm as text, with scores, and why it holds no more."""
 
 from icl_jax.design.explain.explain import main
 
