@@ -21,8 +21,9 @@ import pyarrow as pa
 
 from icl_jax.cli import Flag, command, whole
 from icl_jax.config import SearchConfig
+from icl_jax.retrieval.search.open_search import open_engine
 from icl_jax.retrieval.search.pool import Pool
-from icl_jax.retrieval.search.search import Search, open_engine
+from icl_jax.retrieval.search.search import Search
 from icl_jax.retrieval.search.selection import Selection
 from icl_jax.retrieval.search.signatures import Signatures, sign
 from icl_jax.retrieval.vectors import Vectors, normalise

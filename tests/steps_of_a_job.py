@@ -1,20 +1,36 @@
-"""What each process of the job in `test_parallel_hosts.py` runs; prints what it saw, line by line.
+"""What each process of the jobs in `tests/workers/test_job.py` runs.
 
-python tests/steps_of_a_job.py FOLDER --coordinator=HOST:PORT --num_processes=N --process_id=I
+python tests/steps_of_a_job.py FOLDER WORK --coordinator=HOST:PORT --num_processes=N --process_id=I
 """
 
 import os
 from pathlib import Path
+import signal
 import sys
 import time
 
 from icl_jax.cli import ends_in_one_line
 from icl_jax.config import ConfigError, StageError
-from icl_jax.workers import hosts as parallel_hosts
-from icl_jax.workers import hosts_messages
-from icl_jax.workers.hosts import by_leader
-from icl_jax.workers.job import job_place, join_job
-from icl_jax.workers.local import KeptOpen, Runner, progress_bar, run_shards
+from icl_jax.files import folder_lock
+from icl_jax.files.folder_lock import alone_in
+from icl_jax.files.step_folder import StepFolder, once, write_json
+from icl_jax.workers.job import (
+    agree,
+    barrier,
+    ends_with_job,
+    job_place,
+    job_size,
+    join_job,
+    on_first,
+)
+from icl_jax.workers.local import Runner
+from icl_jax.workers.shards import make_shards
+
+
+def note(text: object) -> None:
+    """Unlike `print`, also for a process that is not the first."""
+    sys.__stdout__.write(f"{text}\n")
+    sys.__stdout__.flush()
 
 
 def wait_for(there) -> None:
@@ -24,85 +40,90 @@ def wait_for(there) -> None:
         time.sleep(0.01)
 
 
-def meet(folder: str, name: str, number: int) -> tuple[int, int]:
-    """Waits for a process that does the same, so that each has a task."""
-    place = Path(folder) / name
-    place.mkdir(exist_ok=True)
-    (place / str(os.getpid())).touch()
-    wait_for(lambda: len(os.listdir(place)) == 2)
-    return number * number, job_place()
+def meet(folder: str, number: int) -> None:
+    """Waits for a process that does the same, so that both are at work at a time."""
+    (Path(folder) / f"of {job_place()}").touch()
+    wait_for(lambda: len([*Path(folder).glob("of *")]) == 2)
+    write_json(Path(folder) / f"{number}.json", [job_place(), number * number])
 
 
-class Watched:
-    """A bar that notes when the parts of both tasks were counted."""
-
-    def __init__(self, folder: Path):
-        self.n, self.folder = 0, folder
-
-    def update(self, count: int) -> None:
-        self.n += count
-        if self.n == 2:
-            (self.folder / "both were counted").touch()
-
-
-@KeptOpen
-def held(described: str) -> list[str]:
-    return [described]
-
-
-def tell_a_part(folder: str, progress) -> list[str]:
-    progress(1)
-    wait_for((Path(folder) / "both were counted").exists)
-    return held("by all")
-
-
-def fail(place: int) -> None:
-    if job_place() == place:
-        raise StageError(f"nothing comes of {place}")
-    time.sleep(0.2)
+def step_of(folder: Path, make, count: int = 5) -> StepFolder:
+    """A step of so many shards, which only the first process adds up."""
+    step = StepFolder(folder / "step", {"count": count})
+    if step.results is None:
+        files = [step.path / f"{number}.json" for number in range(count)]
+        once(step.path, write_json, step.path / "made once.json", job_place())
+        make_shards(
+            "shards", step.path, [1] * count, lambda number: files[number].exists(), make,
+            lambda number: (str(step.path), number), Runner(1),
+        )  # fmt: skip
+        step.complete(lambda: {"made": [file.read_text().split() for file in files]})
+    return step
 
 
 def shards(folder: Path) -> None:
-    runner = Runner(1, design=str(folder / "design"))
-    with progress_bar(disable=True) as bar:
-        tasks = [(str(folder), "met", number) for number in (3, 1, 2)]
-        results = run_shards(meet, tasks, bar, [1, 1, 1], runner)
-    print([square for square, _ in results], sorted({place for _, place in results}))
-    lent, bar = ["by the leader"], Watched(folder)
-    held.lend("by all", lent)
-    results = run_shards(tell_a_part, [(str(folder),)] * 2, bar, [5, 7], runner, whole_host=True)
-    print(bar.n, sorted(results), held("by all") is lent)
+    with alone_in(folder):
+        step = step_of(folder, meet)
+        note([made[1].strip(",") for made in step.results["made"]])
+        note([made[2] for made in step.results["made"]])
+        note([path.name for path in sorted(step.path.glob("made*"))])
+        assert StepFolder(step.path, {"count": 5}).results == step.results
 
 
-def fail_at(place: int, folder: Path) -> None:
-    runner = Runner(1, design=str(folder / "design"))
-    with progress_bar(disable=True) as bar:
-        run_shards(fail, [(place,)] * 8, bar, [1] * 8, runner)
+def first(folder: Path) -> None:
+    """Also prints are those of the first; inside it is alone, so nothing in there waits."""
+    print("printed by one")
+    result = on_first("look", lambda: (job_size(), on_first("again", lambda: job_size())))
+    note((job_size(), result))
 
 
-def stop() -> None:
-    raise ConfigError("a wrong word")
+def blind(folder: Path) -> None:
+    folder_lock._LOOK_SECONDS = 0.2
+    with alone_in(folder if job_place() == 0 else folder / "of another disk"):
+        note("never printed")
+
+
+def other_files(folder: Path) -> None:
+    agree("results of the step", job_place() == 0)
+
+
+def out_of_step(folder: Path) -> None:
+    barrier(f"here is {job_place()}")
+
+
+def wrong_word(folder: Path) -> None:
+    def stop() -> None:
+        raise ConfigError("a wrong word")
+
+    on_first("check", stop)
+
+
+def no_shard(folder: str, number: int) -> None:
+    if job_place() == 1:
+        raise StageError(f"nothing comes of {number}")
+    write_json(Path(folder) / f"{number}.json", [job_place(), number])
+
+
+def no_process(folder: str, number: int) -> None:
+    if job_place() == 1:
+        os.kill(os.getpid(), signal.SIGKILL)
+    write_json(Path(folder) / f"{number}.json", [job_place(), number])
+
+
+WORK = {
+    "shards": shards, "first": first, "blind": blind, "other_files": other_files,
+    "out_of_step": out_of_step,
+    "wrong_word": wrong_word, "no_shard": lambda folder: step_of(folder, no_shard),
+    "no_process": lambda folder: step_of(folder, no_process),
+}  # fmt: skip
 
 
 def main() -> None:
-    folder = Path(sys.argv[1])
-    coordinator, processes, place = (argument.partition("=")[2] for argument in sys.argv[2:])
-    join_job(coordinator, int(processes), int(place))
-    hosts_messages.FUNCTIONS_OF += ("__main__",)
-    by_leader(shards, folder, workdir=folder)
-    for failing in (0, 1):
-        try:
-            by_leader(fail_at, failing, folder)
-        except StageError as error:
-            print(error)
-    parallel_hosts._LOOK_SECONDS = 0.2
-    own = folder if job_place() == 0 else folder / "of another disk"
+    coordinator, processes, place = (argument.partition("=")[2] for argument in sys.argv[3:])
     with ends_in_one_line():
-        try:
-            by_leader(print, "never printed", workdir=own)
-        except (ConfigError, StageError) as error:
-            print(error)
-        by_leader(stop)
+        join_job(coordinator, int(processes), int(place))
+    with ends_with_job(), ends_in_one_line():
+        WORK[sys.argv[2]](Path(sys.argv[1]))
 
 
 if __name__ == "__main__":

@@ -1,6 +1,6 @@
 """The sentence table: every sentence of a corpus by id, with its tokens, document and position."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 import contextlib
 import dataclasses
 import functools
@@ -29,8 +29,9 @@ from icl_jax.corpus.table_results import (
     describe_table,
 )
 from icl_jax.corpus.tokenizers import Tokenizer
-from icl_jax.files.step_folder import StepFolder, beside, read_results
-from icl_jax.workers.local import Runner, progress_bar, run_shards
+from icl_jax.files.step_folder import StepFolder, beside, once, read_results
+from icl_jax.workers.local import Runner
+from icl_jax.workers.shards import make_shards
 
 _FIRST_SHARDS = 16
 COLUMN = "{}.npy"
@@ -181,17 +182,15 @@ def build_table(
     step = StepFolder(folder, _inputs(config, fingerprint, shard_bytes, field))
     if step.results is None:
         shards = plan_shards(config, shard_bytes, field)
-        tasks = [
-            (shard, config, str(tokenizer_folder), fingerprint, str(folder), index)
-            for index, shard in enumerate(shards)
-        ]
-        check = functools.partial(check_bad_documents, config=config, folder=folder, field=field)
-        summaries = _make_shards(tasks, [shard.bytes for shard in shards], folder, runner, check)
-        check_sentences(summaries, field)
-        _write_columns(folder, summaries)
-        results = add_up(summaries)
-        print(describe_table(results, folder, field), flush=True)
-        step.complete(results)
+        first = (config, str(tokenizer_folder), fingerprint, str(folder))
+        for stop in (_FIRST_SHARDS, len(shards)):  # to stop early if the first of them are bad
+            make_shards(
+                "sentence table", folder, [shard.bytes for shard in shards],
+                lambda index: read_summary(folder, index) is not None, make_shard,
+                lambda index: (shards[index], *first, index), runner, "B", stop=stop,
+            )  # fmt: skip
+            once(folder, _check, config, folder, stop, len(shards), field)
+        step.complete(lambda: _finish(folder, len(shards), field))
     return SentenceTable.open(folder)
 
 
@@ -206,6 +205,22 @@ def _inputs(config: CorpusConfig, tokenizer: str, shard_bytes: int, field: str) 
         "rules": RULES_VERSION,
         "sentencex": importlib.metadata.version("sentencex"),
     }
+
+
+def _check(config: CorpusConfig, folder: Path, stop: int, num_shards: int, field: str) -> None:
+    """Looks at the documents of the shards that are made, those before `stop`."""
+    summaries = [read_summary(folder, index) for index in range(min(stop, num_shards))]
+    check_bad_documents(summaries, config, folder, stop >= num_shards, field)
+
+
+def _finish(folder: Path, num_shards: int, field: str) -> dict:
+    """Adds up the finished shards."""
+    summaries = [read_summary(folder, index) for index in range(num_shards)]
+    check_sentences(summaries, field)
+    _write_columns(folder, summaries)
+    results = add_up(summaries)
+    print(describe_table(results, folder, field), flush=True)
+    return results
 
 
 def _write_columns(folder: Path, summaries: Sequence[ShardSummary]) -> None:
@@ -227,21 +242,3 @@ def _write_columns(folder: Path, summaries: Sequence[ShardSummary]) -> None:
             columns["positions"][part] = shard.column("position").to_numpy()
         for column in columns.values():
             column.flush()
-
-
-def _make_shards(
-    tasks: list[tuple], sizes: list[int], folder: Path, runner: Runner, check: Callable
-) -> list[ShardSummary]:
-    """Makes what is not made yet; the first shards by themselves, to stop early if they are bad."""
-    summaries = [read_summary(folder, index) for index in range(len(tasks))]
-    done = sum(size for size, summary in zip(sizes, summaries, strict=True) if summary)
-    label = {"unit": "B", "unit_scale": True, "desc": "sentence table"}
-    with progress_bar(total=sum(sizes), initial=done, **label) as bar:
-        for stop in (_FIRST_SHARDS, len(tasks)):
-            left = [i for i in range(min(stop, len(tasks))) if summaries[i] is None]
-            left_sizes = [sizes[i] for i in left]
-            run_shards(make_shard, [tasks[i] for i in left], bar, left_sizes, runner)
-            for i in left:
-                summaries[i] = read_summary(folder, i)
-            check(summaries[:stop], complete=stop >= len(tasks))
-    return summaries

@@ -5,6 +5,8 @@ import dataclasses
 import os
 from pathlib import Path
 
+import numpy as np
+
 from icl_jax.config import ExamplesConfig, ExperimentConfig
 from icl_jax.corpus.tokenizers import Tokenizer
 from icl_jax.design.folders import DesignFolders
@@ -12,9 +14,10 @@ from icl_jax.design.gain.model import gain_inputs
 from icl_jax.design.groups import Groups, group_file, read_counts
 from icl_jax.design.records.layout import Marks
 from icl_jax.design.sentences import Sentences
-from icl_jax.files.step_folder import StepFolder, read_inputs
+from icl_jax.files.step_folder import StepFolder, once, read_inputs
 from icl_jax.retrieval.neighbours import Neighbours
-from icl_jax.workers.local import Runner, progress_bar, run_shards
+from icl_jax.workers.local import Runner
+from icl_jax.workers.shards import add_up, make_shards
 
 
 @dataclasses.dataclass
@@ -86,17 +89,17 @@ class Build:
         step = StepFolder(folder, made_from)
         if step.results is None:
             shards = range(len(starts) - 1)
-            sizes = [int(starts[shard + 1] - starts[shard]) for shard in shards]
-            missing = [shard for shard in shards if not group_file(folder, shard).exists()]
-            results = {"shards": len(shards)}
-            label = {"unit": "sentence", "unit_scale": True, "desc": f"groups: {strategy}"}
-            done = sum(sizes) - sum(sizes[shard] for shard in missing)
-            with progress_bar(total=sum(sizes), initial=done, **label) as bar:
-                results |= prepare(folder) if prepare else {}
-                tasks = [task(str(folder), shard) for shard in missing]
-                run_shards(make_shard, tasks, bar, [sizes[s] for s in missing], self.runner)
-            for shard in shards:
-                for name, count in read_counts(folder, shard).items():
-                    results[name] = results.get(name, 0) + count
-            step.complete(results)
+            prepared = once(folder, prepare, folder) if prepare else {}
+            make_shards(
+                f"groups: {strategy}", folder, np.diff(starts),
+                lambda shard: group_file(folder, shard).exists(), make_shard,
+                lambda shard: task(str(folder), shard), self.runner,
+            )  # fmt: skip
+            step.complete(
+                lambda: {
+                    "shards": len(shards),
+                    **prepared,
+                    **add_up(read_counts(folder, shard) for shard in shards),
+                }
+            )
         return Groups.open(folder)

@@ -23,8 +23,7 @@ class DesignFolders:
     """The folders of the steps in a workdir; if it is at a URL, those of its local copy."""
 
     def __init__(self, workdir: str | os.PathLike):
-        self._place = epath.Path(workdir) / "design"
-        self.path = mirror.local_folder(self._place)
+        self.path = mirror.local_folder(epath.Path(workdir) / "design")
         self.config = self.path / "config.json"
         self.tokenizer = self.path / "tokenizer"
         self.corpus = self.path / "corpus"
@@ -37,7 +36,7 @@ class DesignFolders:
         self.arms = self.path / "arms"  # a folder of records for each arm
         self.overlap = self.path / "overlap"
         self.card = self.path / "card.html"
-        self.beam = self.path / "beam"  # where workers elsewhere leave their results
+        self.beam = self.path / "beam"  # where workers of Beam leave their results
         if is_remote(workdir):
             self.beam = self.path.with_name(f"{self.path.name}-beam")  # nothing to be kept
             mirror.fetch(self.path, _STATE)
@@ -45,7 +44,7 @@ class DesignFolders:
 
     def runner(self, design: DesignConfig) -> Runner:
         """Runs the work on the shards."""
-        return Runner.of(design, self.beam, str(self._place))
+        return Runner.of(design, self.beam)
 
     @property
     def has_queries(self) -> bool:

@@ -43,8 +43,10 @@ from icl_jax.files.step_folder import OtherInputsError, StepFolder, read_inputs,
 from icl_jax.retrieval.embeddings import embed_table
 from icl_jax.retrieval.encoders.encoder import Encoder, fit_tfidf, open_encoder
 from icl_jax.retrieval.neighbours import Neighbours
-from icl_jax.retrieval.search.find import check_search, find_neighbours
+from icl_jax.retrieval.search.find import find_neighbours
+from icl_jax.retrieval.search.open_search import check_search
 from icl_jax.sharding import make_host_mesh
+from icl_jax.workers.job import on_first
 
 
 def design(config: ExperimentConfig, workdir: str | os.PathLike) -> None:
@@ -74,10 +76,11 @@ def _run_steps(
     for strategy in strategies:
         make_groups(build, strategy)
     results = {arm: _write_records(build, arm) for arm in examples.arms}
-    write_json(folders.config, to_dict(config.design))  # every step has accepted it
+    # Every step has accepted it.
+    on_first("note the design", write_json, folders.config, to_dict(config.design))
     if examples.evaluation_files:
         find_overlap(workdir, examples, build.sentences, build.runner)
-    write_card(workdir)
+    on_first("write the card", write_card, workdir)
     return results
 
 
@@ -117,7 +120,7 @@ def find_related(
         queries, query_vectors, corpus, vectors, design.search, folders.neighbours, config.seed,
         mesh, runner, {**encoder.identity, "store": design.encoder.store},
     )  # fmt: skip
-    write_json(folders.config, to_dict(design))  # `show` opens what it says
+    on_first("note the design", write_json, folders.config, to_dict(design))  # read by `show`
     _print_search(corpus, found, design, workdir)
     return found
 
@@ -220,12 +223,17 @@ def _prepare_tokenizer(design: DesignConfig, folders: DesignFolders) -> Tokenize
         inputs |= {"rules": RULES_VERSION, "shard_bytes": shard_bytes}
         inputs["vocab_size"] = config.vocab_size
     step = StepFolder(folders.tokenizer, inputs)
-    if step.results is None:
-        if tokenizer is None:
+
+    def make() -> dict:
+        made = tokenizer
+        if made is None:
             print(f"training a tokenizer of {config.vocab_size:,} tokens", flush=True)
-            tokenizer = train(sample_sentences(design.corpus, shard_bytes), config.vocab_size)
-        tokenizer.save(folders.tokenizer)
-        step.complete({"vocab_size": tokenizer.vocab_size, "fingerprint": tokenizer.fingerprint})
+            made = train(sample_sentences(design.corpus, shard_bytes), config.vocab_size)
+        made.save(folders.tokenizer)
+        return {"vocab_size": made.vocab_size, "fingerprint": made.fingerprint}
+
+    if step.results is None:
+        step.complete(make)
     return Tokenizer.open(folders.tokenizer)
 
 
@@ -266,13 +274,17 @@ def _fit_encoder(
     inputs = {"sentences": corpus.fingerprint, "dim": config.tfidf_dim, "seed": seed}
     inputs |= {"language": language, "words": WORD_RULES}
     step = StepFolder(folders.encoder, inputs)
-    if step.results is None:
+
+    def fit() -> dict:
         print(f"fitting TF-IDF of {config.tfidf_dim} dimensions", flush=True)
         texts = itertools.chain.from_iterable(
             corpus.texts(shard).to_pylist() for shard in range(corpus.num_shards)
         )
         fit_tfidf(texts, config, folders.encoder, seed, language)
-        step.complete({})
+        return {}
+
+    if step.results is None:
+        step.complete(fit)
     return open_encoder(config, mesh, folders.encoder)
 
 

@@ -30,34 +30,33 @@ def _check(config: ExperimentConfig, workdir: epath.Path) -> None:
 
 def _design(config: ExperimentConfig, workdir: epath.Path) -> None:
     from icl_jax.design.stage import design
-    from icl_jax.workers.hosts import by_leader
 
-    by_leader(design, config, workdir, workdir=workdir)
+    design(config, workdir)
 
 
 def _train(config: ExperimentConfig, workdir: epath.Path) -> None:
     from icl_jax.experiment.branches import has_trunk, plan_branches, trunk_config
     from icl_jax.experiment.progress import one_by_one
     from icl_jax.training.train import train
-    from icl_jax.workers.hosts import by_leader
+    from icl_jax.workers.job import barrier
 
     if not config.branches.arms:
         train(config, workdir)
         return
     if has_trunk(config):
         train(trunk_config(config), workdir)
-    # By one process: what it finds of the trunk is there for all of them.
-    for branch in one_by_one(by_leader(plan_branches, config, workdir), "training branch"):
+    barrier("the trunk is trained")
+    for branch in one_by_one(plan_branches(config, workdir), "training branch"):
         train(branch.config, branch.workdir, brief=True)
 
 
 def _evaluate(config: ExperimentConfig, workdir: epath.Path) -> None:
     from icl_jax.evaluation.evaluate import evaluate_run
     from icl_jax.experiment.comparison import evaluate_branches
-    from icl_jax.workers.hosts import by_leader
+    from icl_jax.workers.job import on_first
 
     evaluate = evaluate_branches if config.branches.arms else evaluate_run
-    by_leader(evaluate, config, workdir, workdir=workdir)
+    on_first("evaluate", evaluate, config, workdir)
 
 
 # In the order in which they run.
@@ -75,9 +74,9 @@ def default_stages(config: ExperimentConfig) -> list[str]:
 def run_stages(config: ExperimentConfig, workdir: epath.Path, stages: Sequence[str]) -> None:
     """Runs the stages, in their order; what is complete for the same inputs is taken as it is.
 
-    In a job of several processes the first one checks, designs and evaluates, and all train.
+    In a job of several processes all of them design and train, and the first one evaluates.
     """
-    from icl_jax.workers.hosts import by_leader
+    from icl_jax.workers.job import on_first
 
     _keep_compiled(workdir)
     if is_remote(workdir):
@@ -87,10 +86,11 @@ def run_stages(config: ExperimentConfig, workdir: epath.Path, stages: Sequence[s
 
         run_rounds(config, workdir, stages)
         return
-    by_leader(_check_stages, config, workdir, stages)
+    on_first("check the stages", _check_stages, config, workdir, stages)
     for name in STAGES:
         if name == "train" and name in stages:
-            by_leader(_check_before_training, config, workdir, "evaluate" in stages)
+            evaluated = "evaluate" in stages
+            on_first("check the training", _check_before_training, config, workdir, evaluated)
         if name in stages:
             STAGES[name](config, workdir)
 

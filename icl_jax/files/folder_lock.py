@@ -1,11 +1,11 @@
-"""One process at a time works in a folder: a second one is refused, by the name of the first.
+"""One process at a time works in a folder: a second one is refused, with the name of the first.
 
-On a disk the operating system holds the lock, and lets go of it when the process ends, however that
+On a disk the operating system holds the lock, and releases it when the process ends, however it
 ends. At a URL the holder is the last of the numbered objects in `lock/`. Each is created only if it
-is not there yet, so that of two processes one gets the number; who holds it writes it anew every
-`BEAT_SECONDS`. One that is no longer written is of a dead process: the next number is then taken,
-at once if that process ran on this machine, else after `DEAD_SECONDS` of watching (the clocks of
-two machines need not agree).
+is not there yet, so only one of two processes gets the number; its holder rewrites it every
+`BEAT_SECONDS`. An object that is no longer rewritten belongs to a dead process: the next number is
+then taken, at once if that process ran on this machine, else after `DEAD_SECONDS` of watching (the
+clocks of two machines need not agree).
 """
 
 from collections.abc import Iterator
@@ -28,30 +28,63 @@ from etils import epath
 from icl_jax.config import ConfigError, StageError
 from icl_jax.files import mirror
 from icl_jax.files import remote as storage
+from icl_jax.workers.job import gather, job_size, on_first
 
 BEAT_SECONDS = 15
 DEAD_SECONDS = 90  # without a beat; the same for a process that cannot reach its lock
+_LOOK_SECONDS = 5  # how long a process of a job looks for the name of the first
 _NO_LOCKS = {errno.ENOLCK, errno.ENOTSUP, errno.ENOSYS}  # some network disks
 
 
 @contextlib.contextmanager
 def alone_in(path: epath.PathLike) -> Iterator[None]:
-    """Holds a folder, on a disk or at a URL, for this process; of a local copy the URL too."""
+    """Holds a folder, on a disk or at a URL, for this process; for a local copy also its URL.
+
+    The first process of a job holds it for all of them, which must see the folder.
+    """
     with contextlib.ExitStack() as held:
         remote = storage.is_remote(path)
-        if not remote:
-            held.enter_context(_held_here(Path(path)))
         url = os.fspath(path) if remote else mirror.shown(Path(path))
-        if storage.is_remote(url):
-            held.enter_context(_RemoteLock(url.rstrip("/")))
+
+        def hold() -> None:
+            if not remote:
+                held.enter_context(_held_here(Path(path)))
+            if storage.is_remote(url):
+                held.enter_context(_RemoteLock(url.rstrip("/")))
+
+        on_first("lock a folder", hold)
+        if job_size() > 1 and not storage.is_remote(url):
+            _check_seen(Path(path))
         yield
+
+
+def _check_seen(folder: Path) -> None:
+    """Stops if a process of the job does not see what the first one wrote: who holds the folder."""
+    holder = gather("who holds the folder", os.getpid())[0]
+    deadline = time.monotonic() + _LOOK_SECONDS
+    while not (seen := _holder_of(folder) == holder) and time.monotonic() < deadline:
+        time.sleep(0.1)
+    found = gather("who sees the folder", int(seen))
+    blind = [str(place) for place, sees in enumerate(found) if not sees]
+    if blind:
+        raise StageError(
+            f"process {', '.join(blind)} of this job cannot see what process 0 writes to "
+            f"{folder}; expected a --workdir on a disk that all hosts share, under the same path"
+        )
+
+
+def _holder_of(folder: Path) -> int | None:
+    try:
+        return _parsed((folder / "lock").read_text()).get("process")
+    except OSError:
+        return None
 
 
 @contextlib.contextmanager
 def _held_here(folder: Path) -> Iterator[None]:
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        lock = (folder / "lock").open("a+")  # it may hold the name of who is at work
+        lock = (folder / "lock").open("a+")  # it may hold the name of the process at work
     except OSError as error:
         raise ConfigError(
             f"{folder} cannot be written to ({error.strerror}); choose another folder"
@@ -70,7 +103,7 @@ def _held_here(folder: Path) -> Iterator[None]:
         file.truncate(0)
         file.write(json.dumps(_describe_this_process()) + "\n")
         file.flush()
-        yield  # the lock ends with the process, however that ends
+        yield  # the lock ends with the process, however it ends
         file.truncate(0)
 
 
@@ -92,11 +125,11 @@ class _RemoteLock:
     def __exit__(self, *error) -> None:
         self._ended.set()
         self._thread.join()
-        # Its number stays taken: else one who looked before could take it when others have it.
+        # Its number stays taken: a process that looked earlier could take it while others hold it.
         storage.write_bytes(self._place(self._number), b"{}\n")
 
     def _take(self) -> bool:
-        """Whether the next number is this process' own; False: others were faster, look again."""
+        """Whether this process took the next number; False: others were faster, look again."""
         last = max(self._numbers(), default=0)
         if last and not self._is_free(last):
             return False
@@ -111,9 +144,9 @@ class _RemoteLock:
         return True
 
     def _is_free(self, number: int) -> bool:
-        """Whether its process has ended; raises if that is alive, False if it is the last no more.
+        """Whether its process has ended; raises if it is alive; False: there is a later number.
 
-        To see whether one of another machine lives takes a while.
+        Finding out whether a process of another machine is alive takes a while.
         """
         seen, since = None, time.monotonic()
         while True:
@@ -128,7 +161,7 @@ class _RemoteLock:
                 raise _refusal(self._url, held)
             if alive is False or time.monotonic() - since >= DEAD_SECONDS:
                 print(f"{self._url} was in use by {_name(held)}, which has ended without "
-                      "letting go of it; continuing from what it left", flush=True)  # fmt: skip
+                      "releasing it; continuing from what it left", flush=True)  # fmt: skip
                 return True
             if seen is None:
                 print(f"{self._url} is in use by {_name(held)}; waiting up to {DEAD_SECONDS} s "
@@ -161,7 +194,7 @@ class _RemoteLock:
 
 
 def _leave(why: str) -> None:
-    """Ends this process before it writes into what is another's; a restart loses nothing."""
+    """Ends this process before it writes into a folder of another; a restart loses nothing."""
     print(f"error: {why}; this process ends at once", file=sys.stderr, flush=True)
     os._exit(1)
 
@@ -179,7 +212,7 @@ def _name(held: dict) -> str:
 
 
 def _parsed(content: str) -> dict:
-    """Empty where nothing is held, or no name was written yet."""
+    """Empty if nothing is held, or no name was written yet."""
     try:
         held = json.loads(content)
     except ValueError:
@@ -194,7 +227,7 @@ def _describe_this_process() -> dict:
 
 
 def _machine() -> str | None:
-    """What tells the processes that have numbers like ours: the kernel's start, and a container."""
+    """Identifies the machine that numbers our processes: the start of its kernel, the container."""
     try:
         boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
         return f"{boot} {os.readlink('/proc/self/ns/pid')}"
@@ -203,7 +236,7 @@ def _machine() -> str | None:
 
 
 def _is_alive_here(held: dict) -> bool | None:
-    """Whether the process runs on this machine; None: it is of another one."""
+    """Whether the process runs, if on this machine; None: it belongs to another machine."""
     if held.get("machine") is None or held["machine"] != _machine():
         return None
     started = _start_of(held["process"])
@@ -211,7 +244,7 @@ def _is_alive_here(held: dict) -> bool | None:
 
 
 def _start_of(process: int) -> int | None:
-    """When a process was started, which tells it from others of its number; None: it has ended."""
+    """When a process was started, to tell it from others of its number; None: it has ended."""
     try:
         words = Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()
     except OSError:

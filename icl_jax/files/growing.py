@@ -1,4 +1,4 @@
-"""Files that grow while a run goes on (metrics, TensorBoard), for a store that cannot append."""
+"""Files that grow during a run (metrics, TensorBoard), for a store that cannot append."""
 
 import contextlib
 import logging
@@ -11,15 +11,15 @@ from etils import epath
 from icl_jax.config import StageError
 from icl_jax.files import remote as storage
 
-UPLOAD_SECONDS = 30  # at most so long nothing new is seen at the URL
+UPLOAD_SECONDS = 30  # the URL is at most this far behind
 
 
 class LiveFolder:
     """Where a run's growing files are written: `path`, a local folder.
 
     At a URL, `path` is a temporary folder, and a thread sends the files that have changed there:
-    from time to time, when `keep` asks for it, and at the end. What could not be sent is told, and
-    sent the next time; only the end does not pass in silence.
+    from time to time, when `keep` asks for it, and at the end. A failure to send is logged, and the
+    file is sent the next time; a failure at the end is an error.
     """
 
     def __init__(self, folder: epath.Path):

@@ -1,9 +1,9 @@
 """A local copy of a folder at a URL, for steps that map their files into memory.
 
-The URL is the truth. A finished file goes there before it has its name here (`push`), so that what
-is here is there too; what is there and not here, or another, is fetched when its step is opened
-(`pull`), and what is no longer there is deleted here. So a machine whose disk is empty, or one that
-another has worked after, goes on from what the URL holds.
+The URL is the truth. A finished file is sent there before it gets its name here (`push`), so every
+file here is also there. When its step is opened (`pull`), files that are missing or different here
+are fetched, and files that are no longer there are deleted here. So a machine whose disk is empty,
+or one that continues after another, starts from what the URL holds.
 """
 
 from collections.abc import Callable, Sequence
@@ -53,21 +53,21 @@ def url_of(path: Path) -> str | None:
 
 
 def shown(path: Path) -> str:
-    """What people know a file or folder by: its URL, if it lies in a local copy."""
+    """The path to show to people: of a file or folder in a local copy, its URL."""
     return _place_of(path) or str(path)
 
 
 def push(file: Path, path: Path) -> None:
-    """Sends a finished file that will be `path`, if that lies in a local copy."""
+    """Sends a finished file, about to become `path`, if that lies in a local copy."""
     url = url_of(path)
     if url is not None:
         _note_version(file, storage.upload(file, url))
 
 
 def pull(folder: Path, only: frozenset[str] | None = None) -> None:
-    """Makes a folder of a local copy hold what its URL holds; other folders stay as they are.
+    """Makes a folder of a local copy hold what its URL holds; does nothing for other folders.
 
-    `only`: of names other than these nothing is fetched.
+    `only`: fetch just the files of these names.
     """
     url = _place_of(folder)
     if url is None:
@@ -79,14 +79,14 @@ def pull(folder: Path, only: frozenset[str] | None = None) -> None:
         parent, _, last = name.rpartition("/")
         if (_RECORDS in last and parent in finished) or name.endswith(("/", _PARTIAL)):
             continue
-        if "lock" in parent.split("/"):  # of who works at the URL (`folder_lock`)
+        if "lock" in parent.split("/"):  # says who works at the URL (`folder_lock`)
             continue
         if (only is None or last in only) and not _is_same(folder / name, storage.facts(info)):
             wanted.append(name)
     for path in [p for p in folder.rglob("*") if p.is_file()] if folder.exists() else ():
         name = path.relative_to(folder).as_posix()
         own = path.name.startswith(_OWN) or path.name.endswith(_PARTIAL)
-        # One that another process has just finished is there since the list was made.
+        # A file that another process has just finished may have come after the list was made.
         if not own and name not in held and path.stat().st_ctime < begun - _CLOCK_SECONDS:
             path.unlink(missing_ok=True)
 
@@ -95,6 +95,17 @@ def pull(folder: Path, only: frozenset[str] | None = None) -> None:
         _note_version(folder / name, storage.facts(held[name]))
 
     _in_order(bring, wanted)
+
+
+def bring_in_sight(folder: Path) -> None:
+    """Brings in sight what other hosts wrote into a folder.
+
+    On a shared disk opening the folders is enough: NFS may remember for a while which files were
+    missing. A local copy is brought up to date.
+    """
+    pull(folder)
+    for _ in os.walk(folder):
+        pass
 
 
 def fetched(path: epath.PathLike) -> Path:
@@ -107,13 +118,13 @@ def fetched(path: epath.PathLike) -> Path:
 
 @functools.lru_cache(maxsize=1 << 12)
 def fetch(folder: epath.PathLike, only: frozenset[str] | None = None) -> None:
-    """As `pull`, once in a process: for who only reads."""
+    """As `pull`, but once in a process: for readers."""
     if not storage.is_remote(folder):
         pull(Path(folder), only)
 
 
 def copy(url: str, to: str) -> None:
-    """Copies the folder of a step within its store, as far as it is not there yet."""
+    """Copies the files of a step's folder that are not there yet, within their store."""
     there = {name: info["size"] for name, info in storage.list_objects(to).items()}
     held = storage.list_objects(url).items()
     _in_order(
@@ -131,7 +142,7 @@ def remove(path: Path) -> None:
 
 
 def _in_order(move: Callable[[str], None], names: Sequence[str]) -> None:
-    """Several files at once; what says that a step is complete comes last."""
+    """Several files at once; the file that marks a step as complete comes last."""
     last = {name for name in names if name.rpartition("/")[2] == "results.json"}
     for part in ([name for name in names if name not in last], last):
         with ThreadPoolExecutor(_THREADS) as pool:
@@ -149,7 +160,7 @@ def _is_same(path: Path, version: tuple[int, float]) -> bool:
 
 
 def _note_version(path: Path, version: tuple[int, float]) -> None:
-    """Gives a file the time of its object: what tells it from an earlier one of the same size."""
+    """Gives a file the time of its object, to tell it from an earlier one of the same size."""
     if version[1]:
         os.utime(path, (version[1], version[1]))
 

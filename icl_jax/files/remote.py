@@ -1,9 +1,9 @@
-"""Files at URLs (gs://...): whatever fails for a moment is tried again, and no half file is read.
+"""Files at URLs (gs://...): what fails for a moment is tried again; no partial file is read.
 
 All URLs that `epath` knows are of object stores, where an object appears whole when its upload is
-complete. So a file for a URL is made here, on the disk, and then sent; what dies on the way leaves
-nothing. The client libraries try requests again by themselves (gcsfs six times, tensorstore, which
-reads and writes the arrays of checkpoints, 32 times). Here is only what they leave: time-outs,
+complete. So a file for a URL is made here, on the disk, and then sent; if that fails, nothing is
+left behind. The client libraries try requests again by themselves (gcsfs six times, tensorstore,
+which reads and writes the arrays of checkpoints, 32 times). This module covers the rest: time-outs,
 connections that break outside of a request, uploads and downloads that arrive incomplete.
 """
 
@@ -27,7 +27,7 @@ from icl_jax.config import ConfigError, StageError
 
 TRIES = 5
 FIRST_WAIT = 1.0  # seconds; doubled each time
-BLOCK_BYTES = 8 << 20  # asked for at once by who reads a file from its beginning
+BLOCK_BYTES = 8 << 20  # requested at once when a file is read from its beginning
 _TRANSIENT_STATUS = {408, 429, *range(500, 505)}
 _TRANSIENT_ERRNO = {
     errno.ECONNRESET, errno.ECONNABORTED, errno.ECONNREFUSED, errno.EPIPE, errno.ETIMEDOUT,
@@ -47,7 +47,7 @@ T = TypeVar("T")
 
 
 class NoFileError(ConfigError):
-    """What is there, but is no file."""
+    """The path is there, but is no file."""
 
 
 class StorageError(StageError):
@@ -60,7 +60,7 @@ def is_remote(path: epath.PathLike) -> bool:
 
 
 def check_is_file(path: epath.PathLike) -> None:
-    """Stops on what is there but is no file: to open a pipe would wait for ever."""
+    """Stops if the path is there but is no file: opening a pipe would wait forever."""
     if is_remote(path):
         return
     mode = os.stat(path).st_mode
@@ -97,9 +97,9 @@ def retry(work: Callable[[], T], what: str, path: epath.PathLike) -> T:
             if before or tried == TRIES:
                 raise StorageError(
                     f"{path} could not be {what}: {before or tried} tries failed, the last with "
-                    f"{reason}. What was finished stays; give the same command again later"
+                    f"{reason}. What was finished is kept; rerun the command later"
                 ) from error
-            # With a random part, so that the hosts of a run don't come back all at once.
+            # With a random part, so that the hosts of a run do not all come back at once.
             wait = FIRST_WAIT * 2 ** (tried - 1) * (1 + random.random() / 2)
             logging.warning(
                 "%s could not be %s (%s); try %d of %d in %.1f s",
@@ -180,7 +180,7 @@ def write_bytes(url: epath.PathLike, content: bytes) -> None:
 
 
 def create(url: epath.PathLike, content: bytes) -> bool:
-    """Writes an object that is not there yet; False: it is, and stays as it was.
+    """Writes an object that is not there yet; False: it is there, and stays as it was.
 
     If the store wrote it but the answer got lost, the next try finds it: then False, too.
     """
@@ -335,13 +335,13 @@ def _with_number(error: Exception, path: epath.PathLike) -> Exception:
     if isinstance(error, FileNotFoundError) or status == "404":
         return FileNotFoundError(errno.ENOENT, "there is no such object", os.fspath(path))
     if str(error).startswith("Forbidden") or status in ("401", "403"):
-        told = " ".join(str(error).split())
-        return PermissionError(errno.EACCES, f"no permission ({told})", os.fspath(path))
+        reason = " ".join(str(error).split())
+        return PermissionError(errno.EACCES, f"no permission ({reason})", os.fspath(path))
     return error
 
 
 class _Retries(logging.Filter):
-    """Lets through what gcsfs tells about its retries, and nothing that it tells in detail."""
+    """Lets through what gcsfs logs about its retries, but none of its details."""
 
     def filter(self, record: logging.LogRecord) -> bool:
         if "retrying after exception" in record.msg:

@@ -1,6 +1,7 @@
-"""Vectors of a whole sentence table, shard by shard: what is finished is never made again."""
+"""Vectors of a whole sentence table, shard by shard: a finished shard is never made again."""
 
 from collections.abc import Callable
+import functools
 import json
 from pathlib import Path
 import threading
@@ -15,7 +16,8 @@ from icl_jax.files.step_folder import StepFolder, require_space
 from icl_jax.retrieval.encoders.encoder import Encoder, open_encoder
 from icl_jax.retrieval.vectors import Vectors, save_shard, shard_file
 from icl_jax.sharding import make_host_mesh
-from icl_jax.workers.local import KeptOpen, Runner, progress_bar, run_shards
+from icl_jax.workers.local import Runner
+from icl_jax.workers.shards import make_shards
 
 _one_at_a_time = threading.Lock()  # a worker may have threads, but one set of devices
 
@@ -29,44 +31,33 @@ def embed_table(
     mesh: Mesh | None = None,
     fitted: Path | None = None,
 ) -> Vectors:
-    """The vectors of all sentences; shards that are there already are kept.
+    """The vectors of all sentences; shards that already exist are kept.
 
-    Here the shards have the encoder's devices one after the other. Workers of Beam, and other hosts
-    of a job, open an encoder of their own, from `config` and `fitted` as in `open_encoder`, on a
-    mesh cut as `mesh`.
+    The shards take turns on the encoder's devices, in a job on those of each process. Workers of
+    Beam open an encoder of their own, from `config` and `fitted` as in `open_encoder`, on a mesh
+    with the axes of `mesh`.
     """
     inputs = {"sentences": table.fingerprint, "encoder": encoder.identity, "store": config.store}
     step = StepFolder(folder, inputs)
     if step.results is None:
         sizes = np.diff(table.starts)
-        missing = [s for s in range(table.num_shards) if not shard_file(folder, s).exists()]
-        left = int(sizes[missing].sum())
+        is_made = lambda shard: shard_file(folder, shard).exists()  # noqa: E731
+        left = sum(int(size) for shard, size in enumerate(sizes) if not is_made(shard))
         row_bytes = encoder.width * np.dtype(config.store).itemsize
         require_space(folder, left * row_bytes, f"{left:,} sentence vectors")
-        with progress_bar(
-            desc="embed", unit=" sentences", total=len(table), initial=len(table) - left
-        ) as bar:
-            if runner and runner.elsewhere:
-                opened = _describe(encoder, config, mesh, fitted)
-                if runner.kind != "beam":  # its workers in this process may be several
-                    _open_encoder.lend(opened, encoder)
-                tasks = [
-                    (str(table.folder), table.fingerprint, shard, opened, config.store, str(folder))
-                    for shard in missing
-                ]
-                todo = sizes[missing].tolist()
-                run_shards(embed_in_worker, tasks, bar, todo, runner, whole_host=True)
-            else:
-                for shard in missing:
-                    embed_shard(table, shard, encoder, config.store, folder, bar.update)
-        step.complete(
-            {
-                "num_shards": table.num_shards,
-                "count": len(table),
-                "width": encoder.width,
-                "dtype": config.store,
-            }
-        )
+        make_shards(
+            "embed", folder, sizes, is_made, embed_in_worker,
+            lambda shard: (
+                str(table.folder), table.fingerprint, shard,
+                _describe(encoder, config, mesh, fitted), config.store, str(folder),
+            ),
+            runner or Runner(),
+            here=lambda shard, done: embed_shard(
+                table, shard, encoder, config.store, folder, done
+            ),
+        )  # fmt: skip
+        results = {"num_shards": table.num_shards, "count": len(table), "width": encoder.width}
+        step.complete({**results, "dtype": config.store})
     return Vectors.open(folder)
 
 
@@ -80,7 +71,7 @@ def embed_shard(
 ) -> None:
     """Writes the vectors of one shard of the table, in the type `store`."""
     vectors = encoder.encode(table.texts(shard).to_pylist(), progress)
-    with np.errstate(over="ignore"):  # named below
+    with np.errstate(over="ignore"):  # reported below
         stored = vectors.astype(store)
     wrong = np.flatnonzero(~np.isfinite(stored).all(axis=1))
     if len(wrong):
@@ -101,12 +92,11 @@ def embed_in_worker(
     encoder: str,
     store: str,
     folder: str,
-    progress: Callable[[int], None] | None = None,
 ) -> None:
     """As `embed_shard`, of names alone; table and encoder stay open for the next shard."""
     with _one_at_a_time:
         opened = open_table(table, fingerprint)
-        embed_shard(opened, shard, _open_encoder(encoder), store, Path(folder), progress)
+        embed_shard(opened, shard, _open_encoder(encoder), store, Path(folder))
 
 
 def _describe(
@@ -124,15 +114,15 @@ def _describe(
     )
 
 
-@KeptOpen
-def _open_encoder(described: str) -> Encoder:
-    told = json.loads(described)
-    config = from_dict(told["config"])
-    mesh = told["mesh"] and make_host_mesh(from_dict(told["mesh"]))
-    encoder = open_encoder(config, mesh, told["fitted"] and Path(told["fitted"]))
-    if encoder.identity != told["identity"]:
+@functools.lru_cache(maxsize=1)
+def _open_encoder(description: str) -> Encoder:
+    held = json.loads(description)
+    config, fitted = from_dict(held["config"]), held["fitted"]
+    mesh = held["mesh"] and make_host_mesh(from_dict(held["mesh"]))
+    encoder = open_encoder(config, mesh, fitted and Path(fitted))
+    if encoder.identity != held["identity"]:
         raise StageError(
-            f"{config.folder or told['fitted']} holds another encoder for a worker than for the "
+            f"{config.folder or fitted} holds another encoder for a worker than for the "
             "process that started it; expected the same files under that path on every machine"
         )
     return encoder

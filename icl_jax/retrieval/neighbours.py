@@ -61,7 +61,7 @@ def write_shard(
     similarities: np.ndarray,
     counts: dict[str, int],
 ) -> None:
-    """Writes `lengths[i]` neighbours for query i, one query after the other; `counts` go along."""
+    """Writes `lengths[i]` neighbours for query i, one query after the other, and the counts."""
     offsets = pa.array(np.append(0, np.cumsum(lengths)), pa.int32())
     columns = [
         pa.ListArray.from_arrays(offsets, pa.array(values)) for values in (ids, similarities)
@@ -83,11 +83,11 @@ def read_shard(folder: Path, index: int) -> pa.RecordBatch:
 def read_batch(file: Path) -> pa.RecordBatch:
     """The one batch of an Arrow file of a step's folder, memory-mapped."""
     try:
-        with pa.memory_map(str(file)) as mapped:  # what is mapped stays when it is closed
+        with pa.memory_map(str(file)) as mapped:  # the map outlives the open file
             return pa.ipc.open_file(mapped).get_batch(0)
     except (pa.ArrowException, OSError) as error:
         raise StageError(
-            f"{file} is damaged ({error}); delete {file.parent} and run the stage design again"
+            f"{file} is damaged ({error}); delete {file.parent} and rerun the stage design"
         ) from None
 
 
@@ -97,7 +97,7 @@ def shard_counts(shard: pa.RecordBatch) -> dict[str, int]:
 
 
 def count_neighbours(folder: Path, num_shards: int) -> dict:
-    """What the finished shards of a search hold, and what was left out by which rule."""
+    """What the finished shards of a search hold, and how much each rule left out."""
     histogram, left_out = np.zeros(len(SIMILARITY_EDGES) - 1, np.int64), Counter()
     queries = with_neighbours = 0
     for index in range(num_shards):

@@ -53,7 +53,7 @@ def show_text(folders: DesignFolders, text: str, count: int) -> None:
     if encoder.identity != read_inputs(folders.corpus_vectors)["encoder"]:
         raise StageError(
             f"{config.encoder.folder or folders.encoder} is not the encoder that made the vectors "
-            f"in {folders.corpus_vectors}; its files changed. Put the old ones back, or delete "
+            f"in {folders.corpus_vectors}; its files changed. Restore the old ones, or delete "
             "that folder and run --stages=design again"
         )
     query = normalise(encoder.encode([text]))[0]
@@ -65,7 +65,7 @@ def show_text(folders: DesignFolders, text: str, count: int) -> None:
 
 
 def show_sentence(folders: DesignFolders, sentence: int, count: int) -> None:
-    """The neighbours that were stored for a sentence, and what is nearest if there are none."""
+    """The neighbours that were stored for a sentence; if there are none, the nearest sentences."""
     corpus = SentenceTable.open(folders.corpus)
     neighbours = Neighbours.open(folders.neighbours)
     made_from = read_inputs(folders.neighbours)
@@ -100,7 +100,7 @@ def nearest(vectors: Vectors, query: np.ndarray, count: int) -> tuple[np.ndarray
 
 
 def print_found(table: SentenceTable, ids, similarities) -> None:
-    """Each sentence with its score, its id, and where it stands."""
+    """Each sentence with its score, its id, and its place."""
     for row, sentence in enumerate(map(int, ids)):
         score = "" if similarities is None else f"{similarities[row]:.3f}"
         document = table.document(int(table.documents[sentence]))
@@ -111,7 +111,7 @@ def print_found(table: SentenceTable, ids, similarities) -> None:
 def print_sentence(
     score: str, id: int, document: DocumentInfo, position: int, text: str, more: str = ""
 ) -> None:
-    """One sentence below a line that says where it stands; `more` goes to the end of that line."""
+    """One sentence below a line with its place; `more` is added to that line."""
     title = f"{document.title}, " if document.title else ""
     place = plain(f"{title}{document.file} {document.place}, sentence {position}")
     print(f"{score:>6}  #{id}  {place}{more and f'; {more}'}")
@@ -124,7 +124,7 @@ def print_text(text: str) -> None:
 
 
 def plain(text: str) -> str:
-    """A text that a terminal only shows."""
+    """A text without control characters, which a terminal would obey."""
     return text.translate(_CONTROLS)
 
 

@@ -4,10 +4,10 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
-import pyarrow as pa
 
 from icl_jax.config import StageError
-from icl_jax.files.step_folder import beside, read_results
+from icl_jax.files.arrays import map_array, save_array
+from icl_jax.files.step_folder import read_results
 
 
 class Vectors:
@@ -46,24 +46,12 @@ class Vectors:
 
 def save_shard(folder: Path, index: int, vectors: np.ndarray) -> None:
     """Writes the vectors of one shard, whole or not at all."""
-    with beside(shard_file(folder, index)) as partial, partial.open("wb") as file:
-        np.save(file, vectors, allow_pickle=False)
+    save_array(shard_file(folder, index), vectors)
 
 
 def shard_file(folder: Path, index: int) -> Path:
     """Where the vectors of a shard lie."""
     return folder / f"vectors-{index:05d}.npy"
-
-
-def map_array(file: Path) -> np.ndarray:
-    """As `np.load(mmap_mode="r")`, which would keep a file open for each of thousands of shards."""
-    with file.open("rb") as opened:
-        np.lib.format.read_magic(opened)
-        shape, _, dtype = np.lib.format.read_array_header_1_0(opened)
-        start = opened.tell()
-    with pa.memory_map(str(file)) as mapped:
-        content = mapped.read_buffer()
-    return np.frombuffer(content, dtype, offset=start).reshape(shape)
 
 
 def normalise(vectors: np.ndarray) -> np.ndarray:

@@ -7,7 +7,7 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 
-from icl_jax.files.step_cost import peak_of_this_process
+from icl_jax.files.step_folder import peak_of_this_process
 
 
 class Chip(NamedTuple):

@@ -31,7 +31,6 @@ from icl_jax.training.train_state import (
     compile_train_step,
     init_state,
 )
-from icl_jax.workers.hosts import by_leader
 
 
 def train(config: ExperimentConfig, workdir: epath.Path, brief: bool = False) -> TrainState:
@@ -44,12 +43,8 @@ def train(config: ExperimentConfig, workdir: epath.Path, brief: bool = False) ->
     with contextlib.ExitStack() as held:
         # A run that cannot start leaves no folder behind: a new one is locked after the checks.
         data = None if workdir.exists() else check_run(config, workdir)
-        by_leader(_hold, held, workdir)
+        held.enter_context(alone_in(workdir))
         return _train(config, workdir, data or check_run(config, workdir), goodput, brief)
-
-
-def _hold(held: contextlib.ExitStack, workdir: epath.Path) -> None:
-    held.enter_context(alone_in(workdir))
 
 
 def _train(

@@ -1,9 +1,9 @@
 """Runs one function on many shards by Apache Beam, on any of its runners (extra `beam`).
 
-Files are all that joins launcher and workers, for a worker of a cluster can return nothing else: it
-writes its shard, and then its result into a folder that both see. A task may run twice (so do
-runners with what failed, or with what is slow); both times it writes the same. Results are JSON,
-which runs nothing when the launcher reads it.
+Launcher and workers share nothing but files, because a worker of a cluster can return nothing else:
+it writes its shard, and then its result, into a folder that both see. A task may run twice (runners
+repeat tasks that failed or are slow); both times it writes the same. Results are JSON, which runs
+nothing when the launcher reads it.
 """
 
 from collections.abc import Callable, Sequence
@@ -21,8 +21,7 @@ from tqdm import tqdm
 
 from icl_jax.config import ConfigError, StageError
 from icl_jax.files.remote import read_bytes
-from icl_jax.files.step_cost import note_worker, peak_of_this_process
-from icl_jax.files.step_folder import beside
+from icl_jax.files.step_folder import beside, note_worker, peak_of_this_process
 from icl_jax.workers.local import Runner
 
 # Beam's runner in this process; its DirectRunner would download a program that it runs instead.
@@ -35,7 +34,7 @@ _STOPS = {kind.__name__: kind for kind in (ConfigError, StageError)}
 def run(
     function: Callable, tasks: Sequence[tuple], bar: tqdm, sizes: Sequence[int], runner: Runner
 ) -> list:
-    """As `parallel.run_shards`. Without a --runner among its options Beam runs in this process."""
+    """As `local.run_shards`. Without a --runner among its options Beam runs in this process."""
     if not tasks:
         return []
     if not runner.folder:
@@ -57,7 +56,7 @@ def run(
 
 
 def check(options: Sequence[str]) -> None:
-    """Stops if Beam is not there, or does not know these options."""
+    """Stops if Beam is not installed, or does not know these options."""
     _make_pipeline(options)
 
 
@@ -72,14 +71,14 @@ def _make_pipeline(options: Sequence[str]):
         ) from error
     if not any(option.partition("=")[0] == "--runner" for option in options):
         options = (LOCAL_RUNNER, *options)
-    told = io.StringIO()
+    printed = io.StringIO()
     try:
-        with contextlib.redirect_stderr(told):
+        with contextlib.redirect_stderr(printed):
             parsed = PipelineOptions(list(options))
             parsed.get_all_options()
         return beam.Pipeline(options=parsed)
-    except (ValueError, ImportError, SystemExit) as error:  # argparse tells, and exits
-        reason = told.getvalue().strip().splitlines()[-1:] or [error]
+    except (ValueError, ImportError, SystemExit) as error:  # argparse prints, and exits
+        reason = printed.getvalue().strip().splitlines()[-1:] or [error]
         raise ConfigError(
             f"design.beam_options must be options of Apache Beam, got {list(options)}: {reason[0]}"
         ) from None
@@ -96,12 +95,12 @@ def _run_pipeline(calls: list[bytes], options: Sequence[str]) -> None:
     except Exception as error:  # runners have no common one
         raise StageError(
             f"Beam could not run the pipeline ({type(error).__name__}: {error}); what was finished "
-            "stays. Look at the log of the runner, and give the same command again"
+            "is kept. Look at the log of the runner, and rerun the command"
         ) from error
     if state not in (None, "DONE"):
         raise StageError(
-            f"Beam ended the pipeline as {state}; what was finished stays. Look at the log of the "
-            "runner, and give the same command again"
+            f"Beam ended the pipeline as {state}; what was finished is kept. Look at the log of "
+            "the runner, and rerun the command"
         )
 
 

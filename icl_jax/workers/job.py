@@ -1,8 +1,16 @@
-"""One job of several processes: each joins it before it looks at a device, and all end with one."""
+"""A job of several processes: all run the same program, wait for each other, and end together.
 
-from collections.abc import Iterator
+Each process joins the job before it looks at a device. Work that must be done once is done by the
+first process (`on_first`), shards are dealt to all (`workers/shards.py`), and what one of them
+wrote is in files that all of them see. They wait for each other at barriers of JAX's coordination
+service, for as long as it takes: if a process dies, JAX ends those that wait.
+"""
+
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 import contextlib
 import importlib.util
+import itertools
 import os
 from pathlib import Path
 import re
@@ -11,35 +19,119 @@ import subprocess
 import sys
 import time
 import traceback
+from typing import TypeVar
+import zlib
 
 from icl_jax.cli import STOPPED
-from icl_jax.config import ConfigError
+from icl_jax.config import ConfigError, StageError
+
+T = TypeVar("T")
 
 _SILENCE = 30  # seconds: a process that is silent for longer ends all others of the job
-_LAST_WORDS = 3  # seconds: the first process keeps what the others hear of an error by
-_LOST_CODE = 134  # as where JAX notices it first, and aborts
+_PATIENCE = 7 * 24 * 3600  # seconds at a barrier: a step may take long, and a death ends the wait
+_LAST_WORDS = 3  # seconds: time for the others to hear of an error before the first process leaves
+_LOST_CODE = 134  # the same as when JAX is first to notice, and aborts
 # In what JAX says when another process is gone.
 _LOST = re.compile(
     r"gloo|heartbeat|coordination.?service|connection (closed|reset)|preempted", re.I
 )
-_GO_ON = "What was saved is kept: start all processes again with the same command, it goes on there"
+_CONTINUE = (
+    "Everything that was saved is kept: start all processes again with the same command to continue"
+)
 # Reads until the process that holds the other end is gone; an orderly end sends a word before.
 _WITNESS = "import sys\nsys.stdin.buffer.read() or print(sys.argv[1], file=sys.stderr)"
+
+_barriers = itertools.count()  # in step on all processes, which all run the same program
+_alone = False  # while the first process works and the others wait
+
+
+def job_size() -> int:
+    """How many processes work together here; 1 without a job, and inside `on_first`."""
+    if _alone or "jax" not in sys.modules:  # to join a job takes JAX
+        return 1
+    import jax
+
+    return jax.process_count() if jax.distributed.is_initialized() else 1
+
+
+def job_place() -> int:
+    """Which of them this process is, from 0."""
+    if job_size() == 1:
+        return 0
+    import jax
+
+    return jax.process_index()
+
+
+def barrier(name: str) -> None:
+    """Returns once every process of the job is here; `name` must be the same on all of them."""
+    gather(name, 0)
+
+
+def gather(name: str, number: int) -> list[int]:
+    """A barrier, too: the number that each process of the job gives (32 bits), in their order."""
+    if job_size() == 1:
+        return [number]
+    from jax.experimental import multihost_utils
+    import numpy as np
+    from orbax.checkpoint import multihost
+
+    wait, key = multihost.get_barrier_sync_fn(), f"icl_jax/{next(_barriers)}"
+    thread = ThreadPoolExecutor(1)  # so that this one hears Ctrl-C meanwhile
+    thread.submit(wait, key=key, timeout_ms=1000 * _PATIENCE).result()
+    thread.shutdown()
+    given = np.array([job_place(), zlib.crc32(name.encode()) >> 1, number], np.int32)
+    held = sorted(multihost_utils.process_allgather(given).tolist())
+    if len({where for _, where, _ in held}) > 1:
+        raise RuntimeError(f"the processes of this job are out of step; this one is at '{name}'")
+    return [number for _, _, number in held]
+
+
+def agree(name: str, seen: bool) -> bool:
+    """`seen`; stops where one process of the job sees something that another does not."""
+    if len({*gather(name, int(seen))}) > 1:
+        raise StageError(
+            f"the hosts of this job do not see the same files ({name}); expected a --workdir that "
+            "all of them share (NFS: mount it with lookupcache=positive)"
+        )
+    return seen
+
+
+def on_first(name: str, work: Callable[..., T], *arguments) -> T | None:
+    """The first process calls `work` as if it were alone, while the others wait.
+
+    It returns what `work` does, the others None: what they need of it they read from files.
+    """
+    global _alone
+    if job_size() == 1:
+        return work(*arguments)
+    barrier(f"{name}: begin")
+    result = None
+    if job_place() == 0:
+        _alone = True
+        try:
+            result = work(*arguments)
+        finally:
+            _alone = False
+    barrier(f"{name}: end")
+    return result
 
 
 @contextlib.contextmanager
 def ends_with_job() -> Iterator[None]:
-    """Whoever fails inside leaves the job at once and says why, so that all others end too.
+    """A process that fails inside reports why and leaves the job at once, which ends the others.
 
-    Else the others would wait for it, and it for them: JAX ends a job together or not at all.
+    Without this the others would wait for it, and it for them: JAX ends a job together or not at
+    all. Only the first process prints to standard output.
     """
     witness = _call_witness()
     try:
-        yield
+        with _quiet(job_place() > 0):
+            yield
     except BaseException as error:
         if witness is None:  # one process: nobody waits
             raise
-        code = _tell(error)
+        code = _report(error)
         witness.communicate(b"ended")
         sys.stdout.flush()
         sys.stderr.flush()
@@ -51,28 +143,37 @@ def ends_with_job() -> Iterator[None]:
         witness.communicate(b"ended")
 
 
+@contextlib.contextmanager
+def _quiet(silent: bool) -> Iterator[None]:
+    if not silent:
+        yield
+        return
+    with open(os.devnull, "w") as nowhere, contextlib.redirect_stdout(nowhere):
+        yield
+
+
 def _call_witness() -> subprocess.Popen | None:
-    """Of a job, a small process that tells if this one is killed, or ended by JAX in C++."""
+    """In a job, a small process that reports if this one is killed, or ended by JAX in C++."""
     if job_size() == 1:
         return None
-    told = (
-        f"error: process {job_place()} of {job_size()} on {socket.gethostname()} "
-        "is gone: it was killed (for lack of memory?), or another process of the job was, and all "
-        f"end with it. {_GO_ON}"
+    report = (
+        f"error: process {job_place()} of {job_size()} on {socket.gethostname()} is gone: it was "
+        "killed (for lack of memory?), or another process of the job was, which ends all of them. "
+        f"{_CONTINUE}"
     )
-    command = [sys.executable, "-I", "-S", "-c", _WITNESS, told]
+    command = [sys.executable, "-I", "-S", "-c", _WITNESS, report]
     return subprocess.Popen(command, stdin=subprocess.PIPE, start_new_session=True)
 
 
-def _tell(error: BaseException) -> int:
+def _report(error: BaseException) -> int:
     """Says why this process leaves its job, unless that was said; its exit code, 0 if all do."""
     if isinstance(error, SystemExit):
         return 0 if error.code == STOPPED else error.code  # all stop at the same step
     if _LOST.search(str(error)):
         why = " ".join(str(error).split())[:200]
         print(
-            "error: another process of this job is gone, so this one ends too; its own output "
-            f"says why. {_GO_ON} ({why})",
+            "error: another process of this job is gone, so this one ends too; the output of that "
+            f"process says why. {_CONTINUE} ({why})",
             file=sys.stderr,
         )
         return _LOST_CODE
@@ -98,7 +199,7 @@ def join_job(coordinator: str | None, num_processes: int | None, process_id: int
     if missing:
         raise ConfigError(
             f"{', '.join(given)} go together, {' and '.join(missing)} is missing; on a TPU slice "
-            "and under Slurm leave out all of them"
+            "and under Slurm leave all of them out"
         )
     if not re.fullmatch(r"[^\s:]+:\d{1,5}", coordinator):
         raise ConfigError(f"--coordinator must be HOST:PORT of process 0, got '{coordinator}'")
@@ -111,7 +212,7 @@ def join_job(coordinator: str | None, num_processes: int | None, process_id: int
 
 
 def _initialize(**job) -> None:
-    import jax  # a wrong flag is told without waiting for it
+    import jax  # a wrong flag is reported without waiting for it
 
     try:
         jax.distributed.initialize(heartbeat_timeout_seconds=_SILENCE, **job)
@@ -129,27 +230,3 @@ def _on_tpu() -> bool:
 
 def _tasks_of_slurm() -> int:
     return int(os.environ.get("SLURM_NTASKS", 1)) if "SLURM_PROCID" in os.environ else 1
-
-
-def job_size() -> int:
-    """How many processes the job has; 1 where this process is alone."""
-    return _state().num_processes or 1
-
-
-def job_place() -> int:
-    """Which of them this process is, from 0."""
-    return _state().process_id or 0
-
-
-def job_store():
-    """The key-value store of the job, which all of its processes reach.
-
-    It lies in process 0, and is what JAX, Orbax and the like tell each other things by.
-    """
-    return _state().client
-
-
-def _state():
-    from jax._src import distributed  # there is no public door to the store
-
-    return distributed.global_state

@@ -1,6 +1,6 @@
-"""Runs one function on many shards, with progress: in processes of this machine, or of others."""
+"""Runs one function on many tasks, with progress: in processes of this machine, or by Beam."""
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 import concurrent.futures.process
 import dataclasses
 import functools
@@ -11,122 +11,83 @@ from pathlib import Path
 import signal
 import sys
 import threading
-from typing import ClassVar
 
 from tqdm import tqdm
 
 from icl_jax.config import DesignConfig, StageError
-from icl_jax.files.step_cost import forget_peak, note_worker, peak_of_this_process
+from icl_jax.files.step_folder import forget_peak, note_worker, peak_of_this_process
+from icl_jax.workers.job import job_place
 
 _FIRST = concurrent.futures.FIRST_COMPLETED
 
 
 @dataclasses.dataclass(frozen=True)
 class Runner:
-    """Where the shards of a step are worked on."""
+    """Who works on the shards of a step."""
 
     workers: int = 0  # processes of this machine; 0: one for each core
     kind: str = "local"
     options: tuple[str, ...] = ()  # of Beam
     folder: str = ""  # where workers of Beam leave results; all of them must see it
-    design: str = ""  # where the design lies, maybe a URL; all hosts of a job must see it
 
     @classmethod
-    def of(cls, config: DesignConfig, folder: str | Path, design: str) -> "Runner":
+    def of(cls, config: DesignConfig, folder: str | Path) -> "Runner":
         """What a config asks for."""
-        options = tuple(config.beam_options)
-        return cls(config.workers, config.runner, options, str(folder), design)
+        return cls(config.workers, config.runner, tuple(config.beam_options), str(folder))
 
     @property
     def threads(self) -> int:
         """How many threads one process may keep busy."""
         return self.workers or count_cores()
 
-    @property
-    def elsewhere(self) -> bool:
-        """Whether others than this process and its workers take shards: they know names alone."""
-        return self.kind == "beam" or self.by_hosts
-
-    @property
-    def by_hosts(self) -> bool:
-        """Whether all hosts of a job take shards."""
-        from icl_jax.workers import hosts as parallel_hosts
-
-        return self.kind != "beam" and parallel_hosts.leads()
-
 
 def run_shards(
-    function: Callable,
-    tasks: Sequence[tuple],
-    bar: tqdm,
-    sizes: Sequence[int],
-    runner: Runner,
-    whole_host: bool = False,
-    company: Callable | None = None,
+    function: Callable, tasks: Sequence[tuple], bar: tqdm, sizes: Sequence[int], runner: Runner
 ) -> list:
     """`function(*task)` for every task, results in the order of the tasks.
 
-    `function` is one of a module, and its arguments can be pickled (in a job of several hosts,
-    encoded by `hosts_messages`). Workers of Beam return what JSON keeps as it is. `bar` advances by
-    a task's size when it is done. With one worker all runs in this process. After an error nothing
-    new is begun, what runs is finished, and the error is raised. Where this process leads a job of
-    several hosts (`parallel_hosts`), all of them take tasks. `whole_host`: one task keeps all
-    devices and cores of a host busy; there it has `progress` as its last argument, to tell of parts
-    of its size.
-    `company`: what all hosts hold around their tasks to work on them together
-    (`parallel_hosts.Company`).
+    `function` is defined in a module, and its arguments can be pickled; workers of Beam return what
+    JSON keeps as it is. `bar` advances by a task's size when it is done. With one worker everything
+    runs in this process. After an error no further task is started, those that run are finished,
+    and the error is raised.
     """
     if runner.kind == "beam":
-        from icl_jax.workers import beam as parallel_beam
+        from icl_jax.workers import beam
 
-        return parallel_beam.run(function, tasks, bar, sizes, runner)
-    if runner.elsewhere:
-        from icl_jax.workers import hosts as parallel_hosts
-
-        return parallel_hosts.run(function, tasks, bar, sizes, runner, whole_host, company)
-    results: list = [None] * len(tasks)
-
-    def finished(index: int, result: object, peak: tuple[str, int]) -> None:
-        results[index] = result
-        note_worker(*peak)
-        bar.update(sizes[index])
-
-    run_here(function, enumerate(tasks), min(runner.threads, len(tasks)), runner, finished)
+        return beam.run(function, tasks, bar, sizes, runner)
+    workers = min(runner.threads, len(tasks))
+    if workers > 1:
+        return _run_in_pool(function, tasks, bar, sizes, runner.threads)
+    results = []
+    for task, size in zip(tasks, sizes, strict=True):
+        results.append(function(*task))
+        bar.update(size)
     return results
 
 
-def run_here(
-    function: Callable,
-    tasks: Iterable[tuple[int, tuple]],
-    workers: int,
-    runner: Runner,
-    finished: Callable[[int, object, tuple[str, int]], None],
-) -> None:
-    """Runs numbered tasks, each asked for when a worker is free; `finished` hears of each.
-
-    With its number, its result and the memory of the process that ran it. With one worker that is
-    this process, else one of its pool.
-    """
-    if workers <= 1:
-        for index, task in tasks:
-            finished(index, function(*task), peak_of_this_process())
-        return
-    pool, tasks, running = _working_pool(runner.threads), iter(tasks), {}
+def _run_in_pool(
+    function: Callable, tasks: Sequence[tuple], bar: tqdm, sizes: Sequence[int], workers: int
+) -> list:
+    """As `run_shards`; a task is handed to a worker when one is free."""
+    pool, results = _working_pool(workers), [None] * len(tasks)
+    waiting, running = iter(enumerate(tasks)), {}
     try:
         while True:
-            for index, task in itertools.islice(tasks, workers - len(running)):
+            for index, task in itertools.islice(waiting, workers - len(running)):
                 running[pool.submit(_call, function, task)] = index
             if not running:
-                return
+                return results
             done, _ = concurrent.futures.wait(running, return_when=_FIRST)
             for future in done:
-                result, peak = future.result()
-                finished(running.pop(future), result, peak)
+                index = running.pop(future)
+                results[index], peak = future.result()
+                note_worker(*peak)
+                bar.update(sizes[index])
     except concurrent.futures.process.BrokenProcessPool:
         _end_pool(pool)
         raise StageError(
-            f"one of {runner.threads} worker processes was killed, probably for lack of memory; "
-            "what was finished stays. Give the same command again with fewer design.workers"
+            f"one of {workers} worker processes was killed, probably for lack of memory; what was "
+            "finished is kept. Rerun the command with fewer design.workers"
         ) from None
     except BaseException:
         for future in running:
@@ -135,43 +96,12 @@ def run_here(
         raise
 
 
-class KeptOpen:
-    """What a worker opens by its description and keeps for the next task, until told to close."""
-
-    _all: ClassVar[list["KeptOpen"]] = []
-
-    def __init__(self, open_: Callable[[str], object]):
-        self._open = open_
-        self.close()
-        self._all.append(self)
-
-    def __call__(self, described: str) -> object:
-        """The same object as long as the same is asked for."""
-        if self._described != described:
-            self.close()  # before the next takes memory
-            self.lend(described, self._open(described))
-        return self._kept
-
-    def lend(self, described: str, opened: object) -> None:
-        """Gives what is open already, so that it is not opened a second time."""
-        self._described, self._kept = described, opened
-
-    def close(self) -> None:
-        """Lets it go, with the memory of the devices that it lies on."""
-        self._described = self._kept = None
-
-    @classmethod
-    def close_all(cls) -> None:
-        """Lets everything go that this process has open so."""
-        for kept in cls._all:
-            kept.close()
-
-
 def progress_bar(**options) -> tqdm:
-    """A bar with rate and time left; a line every 10 seconds where nobody watches."""
-    from icl_jax.workers import hosts as parallel_hosts
+    """A bar with rate and time left; a line every 10 seconds where the output is not a terminal.
 
-    options.setdefault("disable", parallel_hosts.follows())
+    In a job of several processes only the first shows one.
+    """
+    options.setdefault("disable", job_place() > 0)
     terminal = sys.stderr.isatty()
     return tqdm(mininterval=0.1 if terminal else 10, dynamic_ncols=True, **options)
 
@@ -182,10 +112,10 @@ def count_cores() -> int:
 
 
 class _Pool(concurrent.futures.ProcessPoolExecutor):
-    """Its workers end when `lifeline` is closed, be it because this process was killed.
+    """Its workers end when `lifeline` is closed, also if that is because this process was killed.
 
-    A broken pool of the library forgets a worker that was just being started, which then would wait
-    for ever, and this process for it.
+    When the library's pool breaks, it forgets a worker that is just being started; that worker
+    would then wait forever, and this process for it.
     """
 
     def __init__(self, workers: int):
@@ -194,11 +124,11 @@ class _Pool(concurrent.futures.ProcessPoolExecutor):
         super().__init__(workers, context, initializer=_end_with, initargs=(of_workers,))
 
     def submit(self, *task) -> concurrent.futures.Future:
-        """As of the library, which starts workers here, in any state of a pool that breaks."""
+        """As in the library, which starts workers here even while the pool is breaking."""
         try:
             return super().submit(*task)
-        except (OSError, ValueError):  # what it shares with the worker was closed meanwhile
-            super().submit(int)  # a pool that broke says so
+        except (OSError, ValueError):  # what it shares with the worker was closed in the meantime
+            super().submit(int)  # a broken pool reports that
             raise
 
 
@@ -209,10 +139,10 @@ def _pool(workers: int) -> _Pool:
 
 
 def _working_pool(workers: int) -> _Pool:
-    """The kept one; a new one where a worker died since, for it had no work that would be lost."""
+    """The kept pool; a new one if a worker has died since, which had no work that could be lost."""
     pool = _pool(workers)
     try:
-        pool.submit(int)  # nothing, only to hear whether it still takes work
+        pool.submit(int)  # only to see whether it still accepts work
     except concurrent.futures.process.BrokenProcessPool:
         _end_pool(pool)
     return _pool(workers)
@@ -224,13 +154,13 @@ def _end_pool(pool: _Pool) -> None:
 
 
 def _call(function: Callable, task: tuple) -> tuple:
-    """In a worker: the result, and the most memory that the worker took for it."""
+    """In a worker: the result, and the most memory that the worker used for it."""
     forget_peak()
     return function(*task), peak_of_this_process()
 
 
 def _end_with(lifeline: multiprocessing.connection.Connection) -> None:
-    """In a worker: ends it when nobody holds the other end any more."""
+    """In a worker: ends it when nobody holds the other end any longer."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the process that gave it work
 
     def watch() -> None:

@@ -30,7 +30,7 @@ from tests.experiment.test_stages import STAGES, small_experiment
 from tests.models.small import make_model
 from tests.retrieval.small_encoder import make_sentence_folder
 
-pytestmark = pytest.mark.slow  # test_parallel_hosts.py has what joins the processes
+pytestmark = pytest.mark.slow  # tests/workers/test_job.py covers how the processes work together
 DEVICES = 4  # of each process
 
 

@@ -121,7 +121,7 @@ def test_what_a_killed_run_left_half_written_is_cleared_away(tmp_path):
 @pytest.mark.parametrize("code", [errno.ENOSPC, errno.EDQUOT])
 def test_a_full_disk_is_told_and_finished_files_stay(tmp_path, code):
     write_json(tmp_path / "finished.json", {"kept": True})
-    told = pytest.raises(StageError, match=r"disk is full.*next.*What was finished stays")
+    told = pytest.raises(StageError, match=r"disk is full.*next.*What was finished is kept")
     with told, beside(tmp_path / "next") as partial:
         partial.write_text("half")
         raise OSError(code, "No space left on device")

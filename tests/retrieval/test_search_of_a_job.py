@@ -2,7 +2,7 @@
 
 import dataclasses
 import pickle
-import socket
+import time
 
 import jax
 import pyarrow as pa
@@ -43,8 +43,8 @@ def small_room(tmp_path_factory):
     return folder, alone
 
 
-def run_job(folder, how: str) -> list[tuple[int, str, str]]:
-    command = ["tests/retrieval/search_of_a_job.py", str(folder / "config"), str(folder), how]
+def run_job(folder, workdir, how: str) -> list[tuple[int, str, str]]:
+    command = ["tests/retrieval/search_of_a_job.py", str(folder / "config"), str(workdir), how]
     return end_job(start_job(command, PROCESSES, DEVICES))
 
 
@@ -59,19 +59,23 @@ def check_found(workdir, alone: dict) -> None:
 def test_hosts_that_hold_a_part_of_the_pool_each_find_what_one_finds_alone(small_room):
     folder, alone = small_room
     assert len(shards(folder / "alone")) > PROCESSES and alone["asked_again"] > 0
-    for code, _, errors in run_job(folder, "well"):
+    for code, _, errors in run_job(folder, folder / "job", "well"):
         assert code == 0, errors
     check_found(folder / "job", alone)
 
 
 @pytest.mark.slow
-def test_a_host_that_fails_amid_the_search_is_named_by_all_and_nobody_waits(small_room):
+@pytest.mark.parametrize(
+    ("how", "code", "error"),
+    [("no_room", 2, "error: there is no room on the disk\n"), ("no_memory", 1, "no memory on the")],
+)
+def test_a_host_that_fails_amid_the_search_says_why_and_nobody_waits(small_room, how, code, error):
     folder, alone = small_room
-    (code, told, _), (other, heard, why) = run_job(folder, "wrong")
-    first, second = (f"process {place} ({socket.gethostname()})" for place in range(PROCESSES))
-    wrong = "there is no room on the disk"
-    said = [[line for line in text.splitlines() if wrong in line] for text in (told, heard)]
-    assert said == [[wrong, f"{second}: {wrong}"], [f"{first}: {wrong}", f"{second}: {wrong}"]]
-    check_found(folder / "fails0", alone)  # which went on after what went wrong
-    assert "there is no memory on the device" in why
-    assert code == 134 and other == 1  # the first was left alone in a round
+    started = time.monotonic()
+    (other, _, told), (own, _, why) = run_job(folder, folder / how, how)
+    assert time.monotonic() - started < 60
+    assert own == code and error in why
+    assert other != 0 and "start all processes again with the same command" in told
+    for code, _, errors in run_job(folder, folder / how, "well"):  # continues
+        assert code == 0, errors
+    check_found(folder / how, alone)

@@ -19,8 +19,10 @@ from icl_jax.design.contamination.evaluation_items import Item, find_evaluation_
 from icl_jax.design.contamination.word_runs import MIN_WORDS, Runs, collect_runs, find_runs
 from icl_jax.design.folders import DesignFolders
 from icl_jax.design.sentences import Sentences, open_sentences
-from icl_jax.files.step_folder import StepFolder, beside
-from icl_jax.workers.local import Runner, progress_bar, run_shards
+from icl_jax.files.arrays import save_array
+from icl_jax.files.step_folder import StepFolder, once
+from icl_jax.workers.local import Runner
+from icl_jax.workers.shards import make_shards
 
 _RULES_VERSION = 2  # of what an item is; raise it when that changes
 _RUNS = "runs.npz"
@@ -55,9 +57,15 @@ def find_overlap(
         read = {file: read_items(file) for file in files}
         fields = [item.fields for items in read.values() for item in items]
         runs = collect_runs(fields, examples.overlap_words)
-        runs.save(folder / _RUNS)
-        hits = _best_of_each(_search(str(workdir), sentences, runner, folder), runs)
-        step.complete(_results(read, hits, runs, examples.overlap_words))
+        once(folder, runs.save, folder / _RUNS)
+        num_shards = _search(str(workdir), sentences, runner, folder)
+
+        def compare() -> dict:
+            hits = [np.load(_shard_file(folder, index)) for index in range(num_shards)]
+            hits = _best_of_each(np.concatenate(hits, axis=1), runs)
+            return _results(read, hits, runs, examples.overlap_words)
+
+        step.complete(compare)
     return step.results
 
 
@@ -77,22 +85,18 @@ def search_shard(
     item = runs.items[np.repeat(runs.offsets[run], count) + within]
     hits = np.stack([item, np.repeat(sentence, count), np.repeat(run, count)])
     hits = _best_of_each(hits, runs)
-    with beside(_shard_file(Path(folder), index)) as partial, partial.open("wb") as file:
-        np.save(file, hits)
+    save_array(_shard_file(Path(folder), index), hits)
 
 
-def _search(workdir: str, sentences: Sentences, runner: Runner, folder: Path) -> np.ndarray:
-    """The hits in all shards, those of the corpus first."""
+def _search(workdir: str, sentences: Sentences, runner: Runner, folder: Path) -> int:
+    """Finds the hits in all shards, those of the corpus first; how many shards there are."""
     places = [(t, s) for t, table in enumerate(sentences.tables) for s in range(table.num_shards)]
     sizes = [int(size) for table in sentences.tables for size in np.diff(table.starts)]
-    missing = [i for i in range(len(places)) if not _shard_file(folder, i).exists()]
-    tasks = [(workdir, sentences.fingerprint, str(folder), i, *places[i]) for i in missing]
-    left = [sizes[i] for i in missing]
-    label = {"unit": "sentence", "unit_scale": True, "desc": "overlap"}
-    with progress_bar(total=sum(sizes), initial=sum(sizes) - sum(left), **label) as bar:
-        run_shards(search_shard, tasks, bar, left, runner)
-    hits = [np.load(_shard_file(folder, i)) for i in range(len(places))]
-    return np.concatenate(hits, axis=1)
+    make_shards(
+        "overlap", folder, sizes, lambda i: _shard_file(folder, i).exists(), search_shard,
+        lambda i: (workdir, sentences.fingerprint, str(folder), i, *places[i]), runner,
+    )  # fmt: skip
+    return len(places)
 
 
 def _best_of_each(hits: np.ndarray, runs: Runs) -> np.ndarray:

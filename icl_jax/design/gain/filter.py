@@ -11,6 +11,7 @@ kept.
 """
 
 from collections.abc import Callable, Iterator
+import functools
 import itertools
 import json
 from pathlib import Path
@@ -28,11 +29,13 @@ from icl_jax.design.gain.model import check_gain_model, open_gain_model
 from icl_jax.design.groups import Groups, GroupShard, keep_file, read_groups
 from icl_jax.design.records.layout import Marks, in_context
 from icl_jax.design.sentences import Sentences, open_sentences
+from icl_jax.files.arrays import save_array
 from icl_jax.files.mirror import remove
-from icl_jax.files.step_folder import StepFolder, beside, read_inputs, write_json
+from icl_jax.files.step_folder import StepFolder, once, read_inputs, write_json
 from icl_jax.models.passage_losses import Passage, PassageLosses, ask
 from icl_jax.sharding import make_host_mesh
-from icl_jax.workers.local import KeptOpen, Runner, progress_bar, run_shards
+from icl_jax.workers.local import Runner
+from icl_jax.workers.shards import make_shards
 
 MASK_SHARE = 0.15  # of a sentence's tokens, at least one
 _EDGES = np.round(np.linspace(-2, 2, 41), 1)  # of the histogram; beyond: the bins at its ends
@@ -53,9 +56,9 @@ def filter_groups(
 ) -> dict:
     """Writes beside the groups in `folder` which are kept, and to `folder`/gain what each gains.
 
-    Here the shards have the devices one after the other. Workers of Beam, and all hosts of a job,
-    open `workdir` and a model of their own, on a mesh cut as `mesh`. `whole_documents`: the pieces
-    are those of documents.
+    The shards take turns on the devices, in a job on those of each process. Workers of Beam open
+    `workdir` and a model of their own, on a mesh cut as `mesh`. `whole_documents`: the pieces are
+    those of documents.
     """
     check_gain_model(examples, limit, tokenizer)
     made_from = {
@@ -68,24 +71,23 @@ def filter_groups(
     if step.results is None:
         groups = Groups.open(folder)
         sizes = [_count_passages(shard, sentences, whole_documents) for shard in groups.shards]
-        missing = [i for i in range(len(sizes)) if not gain_file(folder, i).exists()]
-        todo = [sizes[i] for i in missing]
-        shown = {"initial": sum(sizes) - sum(todo), "unit": "passage", "desc": "gain"}
-        with progress_bar(total=sum(sizes), **shown) as bar:
-            if runner and runner.elsewhere:
-                model = _describe(examples.gain_model, limit, mesh, made_from["model"])
-                task = (workdir, sentences.fingerprint, tokenizer.fingerprint, model, str(folder))
-                tasks = [(*task, whole_documents, i) for i in missing]
-                run_shards(measure_in_worker, tasks, bar, todo, runner, whole_host=True)
-            elif missing:
-                model = open_gain_model(examples.gain_model, limit, mesh)
-                for i in missing:
-                    shard, options = groups.shards[i], (whole_documents, bar.update)
-                    _save(
-                        gain_file(folder, i), measure(shard, sentences, tokenizer, model, *options)
-                    )
-        step.complete(_summary(folder, len(groups.shards)))
-    return step.results | _keep(folder, step.results, examples.min_gain)
+        described = _describe(examples.gain_model, limit, mesh, made_from["model"])
+        task = (workdir, sentences.fingerprint, tokenizer.fingerprint, described, str(folder))
+        opened = functools.cache(lambda: open_gain_model(examples.gain_model, limit, mesh))
+
+        def here(i: int, progress: Callable[[int], None]) -> None:
+            options = (whole_documents, progress)
+            gains = measure(groups.shards[i], sentences, tokenizer, opened(), *options)
+            save_array(gain_file(folder, i), gains)
+
+        make_shards(
+            "gain", folder / "gain", sizes, lambda i: gain_file(folder, i).exists(),
+            measure_in_worker, lambda i: (*task, whole_documents, i), runner or Runner(), "passage",
+            here,
+        )  # fmt: skip
+        step.complete(lambda: _summary(folder, len(groups.shards)))
+    once(folder, _keep, folder, step.results, examples.min_gain)
+    return step.results | json.loads((folder / _KEPT).read_text())
 
 
 def keep_all(folder: Path) -> None:
@@ -128,7 +130,6 @@ def measure_in_worker(
     folder: str,
     whole_documents: bool,
     index: int,
-    progress: Callable[[int], None] = lambda count: None,
 ) -> None:
     """As `measure`, of names alone, into the file of the gains; the model stays for the next shard.
 
@@ -138,8 +139,8 @@ def measure_in_worker(
         sentences = open_sentences(workdir, fingerprint)
         reader = open_tokenizer(str(DesignFolders(workdir).tokenizer), tokenizer)
         shard = read_groups(Path(folder), index)
-        gains = measure(shard, sentences, reader, _open_model(model), whole_documents, progress)
-        _save(gain_file(Path(folder), index), gains)
+        gains = measure(shard, sentences, reader, _open_model(model), whole_documents)
+        save_array(gain_file(Path(folder), index), gains)
 
 
 class _Reader:
@@ -225,7 +226,7 @@ def _describe(folder: str, limit: int, mesh: Mesh | None, checksum: str) -> str:
     return json.dumps(settings | {"checksum": checksum})
 
 
-@KeptOpen
+@functools.lru_cache(maxsize=1)
 def _open_model(described: str) -> PassageLosses:
     settings = json.loads(described)
     if model_checksum(settings["folder"]) != settings["checksum"]:
@@ -237,7 +238,7 @@ def _open_model(described: str) -> PassageLosses:
     return open_gain_model(settings["folder"], settings["limit"], mesh)
 
 
-def _keep(folder: Path, results: dict, min_gain: float) -> dict:
+def _keep(folder: Path, results: dict, min_gain: float) -> None:
     """Writes which groups gain enough, only into files that change; stops if there are none."""
     shards = range(results["shards"])
     keep = [~(np.load(gain_file(folder, shard)) <= min_gain) for shard in shards]
@@ -251,10 +252,8 @@ def _keep(folder: Path, results: dict, min_gain: float) -> dict:
     for shard in shards:
         file = keep_file(folder, shard)
         if not (file.exists() and np.array_equal(np.load(file), keep[shard])):
-            _save(file, keep[shard])
-    found = {"min_gain": min_gain, "kept": kept}
-    write_json(folder / _KEPT, found)
-    return found
+            save_array(file, keep[shard])
+    write_json(folder / _KEPT, {"min_gain": min_gain, "kept": kept})
 
 
 def _summary(folder: Path, num_shards: int) -> dict:
@@ -272,8 +271,3 @@ def _summary(folder: Path, num_shards: int) -> dict:
         "gain_edges": _EDGES.tolist(),
         "gain_counts": counts.tolist(),
     }  # fmt: skip
-
-
-def _save(file: Path, array: np.ndarray) -> None:
-    with beside(file) as partial, partial.open("wb") as opened:
-        np.save(opened, array)

@@ -28,10 +28,12 @@ from icl_jax.design.records.layout import Example, Marks, in_batch, in_context
 from icl_jax.design.records.rows import Piece, join, pack_rows
 from icl_jax.design.records.tfds_metadata import write_metadata
 from icl_jax.design.sentences import Sentences, open_sentences
-from icl_jax.files.step_folder import StepFolder, beside, read_inputs, write_json
+from icl_jax.files.arrays import save_array
+from icl_jax.files.step_folder import StepFolder, once, read_inputs, write_json
 from icl_jax.retrieval.neighbours import SIMILARITY_EDGES
 from icl_jax.retrieval.search.signatures import mix
-from icl_jax.workers.local import Runner, progress_bar, run_shards
+from icl_jax.workers.local import Runner
+from icl_jax.workers.shards import make_shards
 
 LAYOUTS = {"in_context": in_context, "in_batch": in_batch}
 _BYTES_PER_TOKEN = 4  # of text, about
@@ -76,19 +78,32 @@ def write_arm(
     step = StepFolder(folder, inputs)
     if step.results is None:
         num_shards = _count_shards(sentences, groups.sizes[kept], shard_bytes)
-        order = _shuffle(np.flatnonzero(kept), seed, folder)
+        once(folder, _shuffle, np.flatnonzero(kept), seed, folder)
         marks, key = Marks.of(tokenizer), f"{zlib.crc32(json.dumps(inputs).encode()):08x}"
-        tasks = [
-            (workdir, sentences.fingerprint, str(groups_folder), key, layout, marks, row_length,
-             row_holds, seed, str(record_file(folder, arm, index, num_shards)), index, num_shards)
-            for index in range(num_shards)
-        ]  # fmt: skip
-        counts = _make_shards(tasks, len(order), arm, folder, runner)
-        results = add_up(counts, row_length)
-        results |= {"groups_left_out": len(kept) - len(order), "row_holds": row_holds}
-        description = f"Training examples of the arm {arm}, at most {row_length} tokens each."
-        write_metadata(folder, arm, layout, description, counts)
-        step.complete(results)
+        cuts = kept.sum() * np.arange(num_shards + 1) // num_shards
+        make_shards(
+            f"records: {arm}", folder, np.diff(cuts),
+            lambda index: _counts_file(folder, index).exists(), make_record_shard,
+            lambda index: (
+                workdir, sentences.fingerprint, str(groups_folder), key, layout, marks, row_length,
+                row_holds, seed, str(record_file(folder, arm, index, num_shards)), index,
+                num_shards,
+            ),
+            runner, "group",
+        )  # fmt: skip
+
+        def finish() -> dict:
+            files = [_counts_file(folder, index) for index in range(num_shards)]
+            counts = [json.loads(file.read_text()) for file in files]
+            description = f"Training examples of the arm {arm}, at most {row_length} tokens each."
+            write_metadata(folder, arm, layout, description, counts)
+            left_out = len(kept) - int(kept.sum())
+            return add_up(counts, row_length) | {
+                "groups_left_out": left_out,
+                "row_holds": row_holds,
+            }
+
+        step.complete(finish)
     return step.results
 
 
@@ -148,28 +163,10 @@ def _count_shards(sentences: Sentences, sizes: np.ndarray, shard_bytes: int) -> 
     return max(1, min(len(sizes), round(size / shard_bytes)))
 
 
-def _shuffle(numbers: np.ndarray, seed: int, folder: Path) -> np.ndarray:
+def _shuffle(numbers: np.ndarray, seed: int, folder: Path) -> None:
     """Stores these groups in random order, the same for all arms with as many groups."""
-    order = np.random.RandomState(seed).permutation(numbers)
     if not (folder / _SHUFFLE).exists():
-        with beside(folder / _SHUFFLE) as partial, partial.open("wb") as file:
-            np.save(file, order)
-    return order
-
-
-def _make_shards(
-    tasks: list[tuple], num_groups: int, arm: str, folder: Path, runner: Runner
-) -> list[dict]:
-    """Makes the shards that are not there; the counts of all."""
-    count = len(tasks)
-    sizes = np.diff([num_groups * i // count for i in range(count + 1)]).tolist()
-    left = [index for index in range(count) if not _counts_file(folder, index).exists()]
-    label = {"unit": "group", "unit_scale": True, "desc": f"records: {arm}"}
-    done = num_groups - sum(sizes[index] for index in left)
-    with progress_bar(total=num_groups, initial=done, **label) as bar:
-        chosen = [tasks[index] for index in left]
-        run_shards(make_record_shard, chosen, bar, [sizes[index] for index in left], runner)
-    return [json.loads(_counts_file(folder, index).read_text()) for index in range(count)]
+        save_array(folder / _SHUFFLE, np.random.RandomState(seed).permutation(numbers))
 
 
 def _counts_file(folder: Path, index: int) -> Path:

@@ -10,7 +10,7 @@ import numpy as np
 
 from icl_jax.design.folders import DesignFolders
 from icl_jax.design.sentences import open_sentences
-from icl_jax.files.step_folder import beside
+from icl_jax.files.arrays import save_array
 from icl_jax.retrieval.search.search import SearchFolders
 from icl_jax.retrieval.search.signatures import Signatures
 from icl_jax.workers.local import Runner, progress_bar, run_shards
@@ -39,8 +39,7 @@ def sketch_shard(workdir: str, fingerprint: str, folder: str, index: int) -> Non
     if len(ids):
         sketch[:, _HASH] = np.add.reduceat(mixed ^ (mixed >> np.uint64(29)), first)
         sketch[:, _BANDS:] = _bands(shingles, offsets)
-    with beside(_sketch_file(Path(folder), index)) as partial, partial.open("wb") as file:
-        np.save(file, sketch)
+    save_array(_sketch_file(Path(folder), index), sketch)
 
 
 def has_sketch(folder: Path, index: int) -> bool:

@@ -11,9 +11,8 @@ from pathlib import Path
 import numpy as np
 
 from icl_jax.design.sentences import open_sentences
-from icl_jax.files.step_folder import beside
+from icl_jax.files.arrays import map_array, save_array
 from icl_jax.retrieval.neighbours import read_shard
-from icl_jax.retrieval.vectors import map_array
 
 MOST_RELATED = 32  # kept of each document, the strongest: the graph must fit into memory
 _EDGE = np.dtype([("document", "<i8"), ("other", "<i8"), ("weight", "<f4")])
@@ -80,7 +79,8 @@ def relate_shard(workdir: str, fingerprint: str, neighbours: str, folder: str, i
         sums = np.add.reduceat(similarity, np.flatnonzero(begins))
         sizes = [_sizes(documents, edges[side]) for side in ("document", "other")]
         edges["weight"] = sums / (sizes[0] + sizes[1])
-    _save(_side_file(Path(folder), index), edges[np.lexsort((edges["document"], edges["other"]))])
+    order = np.lexsort((edges["document"], edges["other"]))
+    save_array(_side_file(Path(folder), index), edges[order])
 
 
 def add_sides(workdir: str, fingerprint: str, folder: str, index: int) -> None:
@@ -105,7 +105,7 @@ def add_sides(workdir: str, fingerprint: str, folder: str, index: int) -> None:
     joined = edges[begins]
     if len(joined):
         joined["weight"] = np.add.reduceat(edges["weight"], np.flatnonzero(begins))
-    _save(_edge_file(Path(folder), index), _strongest(joined))
+    save_array(_edge_file(Path(folder), index), _strongest(joined))
 
 
 def has_sides(folder: Path, index: int) -> bool:
@@ -141,11 +141,6 @@ def _sizes(documents: np.ndarray, wanted: np.ndarray) -> np.ndarray:
 
 def _concatenate(parts: Sequence[np.ndarray]) -> np.ndarray:
     return np.concatenate([np.empty(0, _EDGE), *parts])
-
-
-def _save(file: Path, edges: np.ndarray) -> None:
-    with beside(file) as partial, partial.open("wb") as opened:
-        np.save(opened, edges)
 
 
 def _side_file(folder: Path, index: int) -> Path:

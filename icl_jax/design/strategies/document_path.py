@@ -5,6 +5,7 @@ the unvisited related one of largest weight; if there is none, it starts anew. D
 none come last, in random order. The path is cut into contexts at ends of sentences.
 """
 
+import functools
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -38,8 +39,10 @@ from icl_jax.design.strategies.running_text import (
     sentence_tokens,
 )
 from icl_jax.design.strategies.strategy import Count, Strategy
-from icl_jax.files.step_folder import StepFolder, beside, read_inputs
-from icl_jax.workers.local import Runner, progress_bar, run_shards
+from icl_jax.files.arrays import save_array
+from icl_jax.files.step_folder import StepFolder, read_inputs
+from icl_jax.workers.local import Runner, progress_bar
+from icl_jax.workers.shards import add_up, make_shards
 
 if TYPE_CHECKING:
     from icl_jax.design.build import Build
@@ -117,10 +120,8 @@ def make_document_path(
         results = _find_path(workdir, sentences, options, runner, folder / "path")
         _cut_path(workdir, sentences, made_from["tokenizer"], limit, runner, folder)
         results = {"shards": corpus.num_shards, "groups": 0, "sentences": 0, **results}
-        for index in range(corpus.num_shards):
-            for name, count in read_counts(folder, index).items():
-                results[name] = results.get(name, 0) + count
-        step.complete(results)
+        shards = range(corpus.num_shards)
+        step.complete(lambda: results | add_up(read_counts(folder, index) for index in shards))
     return Groups.open(folder)
 
 
@@ -193,11 +194,16 @@ def _find_path(
     workdir: str, sentences: Sentences, options: dict, runner: Runner, folder: Path
 ) -> dict:
     """Finds near duplicates, makes the graph, walks it and stores the path; the counts."""
-    corpus = sentences.corpus
     step = StepFolder(folder, {"sentences": sentences.fingerprint, **options})
-    if step.results is not None:
-        return step.results
-    _describe_documents(workdir, sentences, runner, folder)
+    if step.results is None:
+        _describe_documents(workdir, sentences, runner, folder)
+        step.complete(lambda: _walk(workdir, sentences, options, runner, folder))
+    return step.results
+
+
+def _walk(workdir: str, sentences: Sentences, options: dict, runner: Runner, folder: Path) -> dict:
+    """Stores the path through the documents that are described; counts."""
+    corpus = sentences.corpus
     documents, repeated = find_repeated(
         workdir, sentences.fingerprint, folder, corpus.num_shards, options["duplicate_jaccard"],
         runner,
@@ -216,10 +222,9 @@ def _find_path(
     path["document"], path["weight"] = order, weights
     path["first"], path["last"] = first[order], first[order + 1]
     for name, array in {"path": path, "near_duplicates": repeated}.items():
-        with beside(folder / f"{name}.npy") as partial, partial.open("wb") as file:
-            np.save(file, array)
+        save_array(folder / f"{name}.npy", array)
     came = weights[~np.isnan(weights)]
-    results = {
+    return {
         "documents": len(order),
         "documents_without_sentences": corpus.num_documents - len(documents),
         "related_pairs": len(graph.others) // 2,
@@ -229,25 +234,21 @@ def _find_path(
         "near_duplicates": len(repeated),
         "near_duplicates_first": repeated[:_SHOWN].tolist(),  # (left out, what it repeats)
     }
-    step.complete(results)
-    return results
 
 
 def _describe_documents(workdir: str, sentences: Sentences, runner: Runner, folder: Path) -> None:
     """Sketches and edges of the documents, shard by shard."""
     corpus, neighbours = sentences.corpus, str(DesignFolders(workdir).neighbours)
-    first, shards = (workdir, sentences.fingerprint), range(corpus.num_shards)
-    sizes = np.diff(corpus.starts)
-    for label, function, done, task in (
+    first = (workdir, sentences.fingerprint)
+    for label, function, is_made, task in (
         ("document sketches", sketch_shard, has_sketch, (*first, str(folder))),
         ("document relations", relate_shard, has_sides, (*first, neighbours, str(folder))),
         ("document graph", add_sides, has_edges, (*first, str(folder))),
     ):
-        left = [shard for shard in shards if not done(folder, shard)]
-        todo, initial = sizes[left].tolist(), int(sizes.sum() - sizes[left].sum())
-        shown = {"unit": "sentence", "unit_scale": True, "desc": label, "initial": initial}
-        with progress_bar(total=int(sizes.sum()), **shown) as bar:
-            run_shards(function, [(*task, shard) for shard in left], bar, todo, runner)
+        make_shards(
+            label, folder, np.diff(corpus.starts), functools.partial(is_made, folder), function,
+            lambda shard, task=task: (*task, shard), runner,
+        )  # fmt: skip
 
 
 def _cut_path(
@@ -263,17 +264,15 @@ def _cut_path(
     before = np.append(0, np.cumsum(path["last"] - path["first"]))
     bounds = np.searchsorted(before, before[-1] * np.arange(num_parts + 1) // num_parts)
     bounds[-1] = len(path)
-    sizes = np.diff(before[bounds]).tolist()
-    left = [part for part in range(num_parts) if not group_file(folder, part).exists()]
-    tasks = [
-        (workdir, sentences.fingerprint, tokenizer, limit, str(folder), part,
-         int(bounds[part]), int(bounds[part + 1]))
-        for part in left
-    ]  # fmt: skip
-    done, todo = sum(sizes) - sum(sizes[part] for part in left), [sizes[part] for part in left]
-    label = {"unit": "sentence", "unit_scale": True, "desc": "groups: document_path"}
-    with progress_bar(total=sum(sizes), initial=done, **label) as bar:
-        run_shards(write_part, tasks, bar, todo, runner)
+    make_shards(
+        "groups: document_path", folder, np.diff(before[bounds]),
+        lambda part: group_file(folder, part).exists(), write_part,
+        lambda part: (
+            workdir, sentences.fingerprint, tokenizer, limit, str(folder), part,
+            int(bounds[part]), int(bounds[part + 1]),
+        ),
+        runner,
+    )  # fmt: skip
 
 
 def _path_file(folder: Path) -> Path:

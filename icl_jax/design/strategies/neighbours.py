@@ -141,7 +141,7 @@ def _groups(
 
 
 def _why_no_neighbours(build: "Build") -> str:
-    from icl_jax.retrieval.search.find import describe_thresholds
+    from icl_jax.retrieval.search.results import describe_thresholds
 
     results = build.neighbours.results
     field = "queries" if build.config.design.queries.files else "corpus"

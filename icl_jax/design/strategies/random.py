@@ -19,7 +19,7 @@ from icl_jax.design.records.layout import Marks
 from icl_jax.design.sentences import Sentences, open_sentences
 from icl_jax.design.strategies import neighbours as neighbour_groups
 from icl_jax.design.strategies.strategy import Count, Strategy
-from icl_jax.files.step_folder import beside
+from icl_jax.files.arrays import save_array
 from icl_jax.retrieval.neighbours import Neighbours
 from icl_jax.retrieval.vectors import Vectors
 
@@ -173,8 +173,7 @@ def deal_anew(
             f"groups, {left} are related to every query that they could go to; use a larger "
             "corpus, or leave these arms out (design.examples.arms)"
         )
-    with beside(folder / _DEALT) as partial, partial.open("wb") as file:
-        np.save(file, dealt)
+    save_array(folder / _DEALT, dealt)
     return {
         "dealt": len(dealt),
         "still_related": left,

@@ -29,7 +29,8 @@ from icl_jax.design.strategies.entity_terms import (
 )
 from icl_jax.design.strategies.neighbours import COUNTS, group_related
 from icl_jax.design.strategies.strategy import OwnSearch, Strategy
-from icl_jax.files.step_folder import StepFolder, beside, read_inputs
+from icl_jax.files.arrays import map_array, save_array
+from icl_jax.files.step_folder import StepFolder, read_inputs
 from icl_jax.retrieval.neighbours import (
     Neighbours,
     count_neighbours,
@@ -38,8 +39,8 @@ from icl_jax.retrieval.neighbours import (
 )
 from icl_jax.retrieval.search.search import SearchFolders
 from icl_jax.retrieval.search.signatures import Signatures, load_signatures
-from icl_jax.retrieval.vectors import map_array
-from icl_jax.workers.local import Runner, progress_bar, run_shards
+from icl_jax.workers.local import Runner
+from icl_jax.workers.shards import make_shards
 
 if TYPE_CHECKING:
     from icl_jax.design.build import Build
@@ -104,8 +105,9 @@ def make_related_by_entity(
         files = [shard_file(folder, shard) for shard in range(table.num_shards)]
         task = (workdir, sentences.fingerprint, search, terms["parts"], str(index), str(folder))
         _run(find_shard, task, np.diff(table.starts), files, "shared entities", "sentence", runner)
-        found = count_neighbours(folder, table.num_shards)
-        step.complete(found | {"rare_terms": terms["rare_terms"]})
+        step.complete(
+            lambda: count_neighbours(folder, table.num_shards) | {"rare_terms": terms["rare_terms"]}
+        )
     return Neighbours.open(folder)
 
 
@@ -160,17 +162,21 @@ def _index_terms(
         files = [part_file(folder, part) for part in range(parts)]
         task = (place, corpus.num_shards, corpus.num_documents, least, most, parts)
         _run(join_part, task, np.ones(parts, int), files, "rare terms", "part", runner)
-        lengths, terms = np.zeros(len(corpus)), 0
-        for file in files:  # of every sentence, the squared length of its weighted terms
-            rare = read_table(file)
-            sizes = np.diff(rare["sentences"].offsets.to_numpy())
-            weights = np.repeat(rare["weight"].to_numpy() ** 2, sizes)
-            np.add.at(lengths, rare["sentences"].values.to_numpy(), weights)
-            terms += len(rare)
-        with beside(folder / _LENGTHS) as partial, partial.open("wb") as opened:
-            np.save(opened, lengths)
-        step.complete({"parts": parts, "rare_terms": terms})
+        step.complete(lambda: _measure_sentences(files, len(corpus), folder))
     return step.results
+
+
+def _measure_sentences(files: list[Path], count: int, folder: Path) -> dict:
+    """Stores, of every sentence, the squared length of its weighted terms."""
+    lengths, terms = np.zeros(count), 0
+    for file in files:
+        rare = read_table(file)
+        sizes = np.diff(rare["sentences"].offsets.to_numpy())
+        weights = np.repeat(rare["weight"].to_numpy() ** 2, sizes)
+        np.add.at(lengths, rare["sentences"].values.to_numpy(), weights)
+        terms += len(rare)
+    save_array(folder / _LENGTHS, lengths)
+    return {"parts": len(files), "rare_terms": terms}
 
 
 def _run(
@@ -182,11 +188,11 @@ def _run(
     unit: str,
     runner: Runner,
 ) -> None:
-    """`function(*task, i)` for every i whose file is not there yet."""
-    left = [i for i, file in enumerate(files) if not file.exists()]
-    todo, total = [int(sizes[i]) for i in left], int(sum(sizes))
-    with progress_bar(total=total, initial=total - sum(todo), desc=label, unit=unit) as bar:
-        run_shards(function, [(*task, i) for i in left], bar, todo, runner)
+    """`function(*task, i)` for every i whose file is missing."""
+    make_shards(
+        label, files[0].parent, sizes, lambda i: files[i].exists(), function,
+        lambda i: (*task, i), runner, unit,
+    )  # fmt: skip
 
 
 @functools.lru_cache(maxsize=1)

@@ -48,7 +48,7 @@ from icl_jax.files.step_folder import read_results, write_json
 from icl_jax.models import huggingface_format
 from icl_jax.retrieval.neighbours import Neighbours
 from icl_jax.training.train import train
-from icl_jax.workers.hosts import by_leader
+from icl_jax.workers.job import agree, on_first
 
 NEEDED = ("design", "train", "evaluate")
 
@@ -58,24 +58,24 @@ def run_rounds(config: ExperimentConfig, workdir: epath.Path, stages: Sequence[s
 
     Writes WORKDIR/rounds.json, .md and .png. WORKDIR/rounds/NUMBER/round.json ends a round.
     """
-    by_leader(_check, config, stages)
+    on_first("check the rounds", _check, config, stages)
     first = first_round(config, workdir)
     if "check" in stages:
         run_stages(first.config, workdir, ["check"])
     before, anew = None, False
     for number in range(1, config.rounds + 1):
-        own = None if anew else by_leader(_find, first, before, number)
-        if own is None:
+        own = None if anew else _find(first, before, number)
+        if not agree(f"round {number}", own is not None):
             anew = True  # what follows was made from another model
-            by_leader(print, f"\nround {number} of {config.rounds}")
-            own = first if before is None else by_leader(_prepare, first, before)
+            print(f"\nround {number} of {config.rounds}")
+            own = first if before is None else _prepare(first, before)
             _run(own, before)
-            by_leader(_complete, own, before, workdir)
-            by_leader(report_rounds, workdir, number)
+            on_first(f"complete round {number}", _complete, own, before, workdir)
+            on_first(f"report round {number}", report_rounds, workdir, number)
         before = own
     if not anew:
-        by_leader(print, f"all {config.rounds} rounds are complete")
-        by_leader(show_rounds, workdir, config.rounds)
+        print(f"all {config.rounds} rounds are complete")
+        on_first("report the rounds", show_rounds, workdir, config.rounds)
 
 
 def _check(config: ExperimentConfig, stages: Sequence[str]) -> None:
@@ -168,10 +168,10 @@ def _run(own: Round, before: Round | None) -> None:
         run_stages(own.config, own.workdir, NEEDED)
         return
     run_stages(own.config, own.workdir, ["design", "train"])
-    unchanged = by_leader(unchanged_branches, own, before)
+    unchanged = unchanged_branches(own, before)
     for branch in one_by_one(unchanged, "training branch"):
         train(branch.config, branch.workdir, brief=True)
-    by_leader(_compare, own, unchanged)
+    on_first("compare the arms", _compare, own, unchanged)
 
 
 def _compare(own: Round, unchanged: Sequence[Branch]) -> None:

@@ -14,7 +14,6 @@ import numpy as np
 
 from icl_jax.config import ExperimentConfig
 from icl_jax.corpus.sentence_table import SentenceTable
-from icl_jax.corpus.words import RULES_VERSION as WORD_RULES
 from icl_jax.design.folders import DesignFolders
 from icl_jax.design.steps import made_from
 from icl_jax.evaluation.subject import open_subject
@@ -24,13 +23,10 @@ from icl_jax.files.step_folder import StepFolder, read_inputs
 from icl_jax.models import huggingface
 from icl_jax.retrieval.embeddings import embed_table
 from icl_jax.retrieval.encoders.encoder import open_encoder
-from icl_jax.retrieval.search.elsewhere import ask
-from icl_jax.retrieval.search.find import check_search
-from icl_jax.retrieval.search.pool import prepare_pool
-from icl_jax.retrieval.search.search import Search, SearchFolders, open_engine
-from icl_jax.retrieval.search.selection import Selection
-from icl_jax.retrieval.search.signatures import load_signatures
+from icl_jax.retrieval.search.open_search import check_search, prepare_search
+from icl_jax.retrieval.search.search import Search, SearchFolders
 from icl_jax.sharding import make_host_mesh
+from icl_jax.workers.job import on_first
 
 _SAMPLE = 5000  # queries that the threshold is chosen on
 _DIGITS = 6  # of the threshold
@@ -41,13 +37,17 @@ def export_encoder(run: str, to: epath.Path, config: ExperimentConfig) -> None:
     subject = open_subject(run, config.evaluation.tokenizer, config.evaluation.ema)
     folder = mirror.local_folder(to)
     step = StepFolder(folder, subject.identity)
-    if step.results is None:
+
+    def export() -> dict:
         print(f"the encoder: {run}, step {subject.identity['step']}", flush=True)
         for left in (folder / "config.json", *folder.glob("*.safetensors*")):  # of a killed run
             mirror.remove(left)
         huggingface.save(subject.load(make_host_mesh(config.mesh)), folder)
         subject.tokenizer.save(folder)
-        step.complete({"run": run, "step": subject.identity["step"]})
+        return {"run": run, "step": subject.identity["step"]}
+
+    if step.results is None:
+        step.complete(export)
 
 
 def share_steps(first: epath.Path, own: epath.Path) -> None:
@@ -55,6 +55,10 @@ def share_steps(first: epath.Path, own: epath.Path) -> None:
 
     By a link on a disk; in a bucket, which has none, by a copy that the bucket makes.
     """
+    on_first("share steps", _share_steps, first, own)
+
+
+def _share_steps(first: epath.Path, own: epath.Path) -> None:
     folders, to = DesignFolders(first), own / "design"
     signatures = SearchFolders(folders.neighbours).signatures.parent
     anew = {*made_from(folders.encoder, folders)} - {signatures}
@@ -79,21 +83,25 @@ def find_threshold(config: ExperimentConfig, workdir: epath.Path, wanted: float)
     search = _open_search(config, workdir)
     rules = dataclasses.asdict(config.design.search)
     del rules["min_similarity"], rules["recall_sample"]
-    folder = DesignFolders(workdir).neighbours
-    origin = read_inputs(SearchFolders(folder).pool)
+    origin = read_inputs(SearchFolders(DesignFolders(workdir).neighbours).pool)
     inputs = {**origin, "search": rules, "mean_neighbours": wanted, "seed": config.seed}
     step = StepFolder(mirror.local_folder(threshold_folder(workdir)), inputs)
     if step.results is None:
-        found = ask(search, folder, inputs, _sample, config.seed)
-        threshold = choose_threshold(found, wanted)
-        have = float((found[:, 0] > threshold).mean())
-        print(
-            f"min_similarity is {threshold:g} in this round: above it, sentences have "
-            f"{float((found > threshold).sum() / len(found)):.2f} neighbours on average, as in "
-            f"round 1, and {have:.1%} have one (of {len(found):,} sampled)"
-        )
-        step.complete({"min_similarity": threshold, "queries": len(found), "with_neighbours": have})
+        found = search.ask(_sample, config.seed)
+        step.complete(lambda: _choose(found, wanted))
     return step.results["min_similarity"]
+
+
+def _choose(found: np.ndarray, wanted: float) -> dict:
+    """What is kept of the chosen threshold, which is printed too."""
+    threshold = choose_threshold(found, wanted)
+    have = float((found[:, 0] > threshold).mean())
+    print(
+        f"min_similarity is {threshold:g} in this round: above it, sentences have "
+        f"{float((found > threshold).sum() / len(found)):.2f} neighbours on average, as in "
+        f"round 1, and {have:.1%} have one (of {len(found):,} sampled)"
+    )
+    return {"min_similarity": threshold, "queries": len(found), "with_neighbours": have}
 
 
 def threshold_folder(workdir: epath.Path) -> epath.Path:
@@ -132,17 +140,10 @@ def _open_search(config: ExperimentConfig, workdir: epath.Path) -> Search:
     vectors = of_queries = embed_table(
         corpus, encoder, design.encoder, folders.corpus_vectors, *how
     )
-    places = SearchFolders(folders.neighbours)
-    signatures = query_signatures = load_signatures(corpus, places.signatures, runner)
     if design.queries.files:
         queries = SentenceTable.open(folders.queries)
         of_queries = embed_table(queries, encoder, design.encoder, folders.query_vectors, *how)
-        query_signatures = load_signatures(queries, places.query_signatures, runner)
-    origin = {
-        "pool": corpus.fingerprint,
-        "vectors": {**encoder.identity, "store": design.encoder.store},
-        "words": WORD_RULES,
-    }
-    pool = prepare_pool(corpus, vectors, signatures, places.pool, origin)
-    engine = open_engine(pool, settings, places.index, config.seed, mesh, runner)
-    return Search(Selection(query_signatures, pool, settings), of_queries, engine, runner)
+    return prepare_search(
+        queries, of_queries, corpus, vectors, settings, folders.neighbours, config.seed, mesh,
+        runner, {**encoder.identity, "store": design.encoder.store},
+    )  # fmt: skip

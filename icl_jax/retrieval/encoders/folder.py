@@ -1,8 +1,8 @@
-"""What the files of an encoder folder say: its network, tokenizer, pooling and the layers after.
+"""Reads an encoder folder: its network, tokenizer, pooling and the layers after.
 
-Read are sentence-transformers folders of every age (modules.json), and plain model folders, of
-which the vector is the mean of the last layer's tokens, special tokens included where the tokenizer
-adds them.
+It may be a sentence-transformers folder of any age (modules.json), or a plain model folder, whose
+vector is the mean over the tokens of the last layer, including special tokens that the tokenizer
+adds.
 """
 
 import dataclasses
@@ -37,14 +37,14 @@ _OLD_POOLINGS = {  # in the order in which they are joined
 
 @dataclasses.dataclass
 class EncoderFolder:
-    """A recipe and the network that it is for, which lies in `network`."""
+    """A recipe and the folder of its network."""
 
     network: Path
     kind: str
     recipe: SentenceRecipe
 
     def identity(self) -> dict:
-        """What tells apart two encoders that give other vectors; of files, their checksums."""
+        """Identifies the encoder: another one that gives other vectors has another identity."""
         digest = self.recipe.digest()
         for file in sorted([self.network / "config.json", *self.network.glob("*.safetensors")]):
             with file.open("rb") as opened:
@@ -55,7 +55,7 @@ class EncoderFolder:
 
 
 def read_encoder_folder(config: EncoderConfig) -> EncoderFolder:
-    """Reads all that is small, and stops on whatever cannot be run."""
+    """Reads all that is small; stops on anything that cannot be run."""
     folder = mirror.fetched(config.folder)
     check_files_in(folder)
     if not (folder / "modules.json").exists():
@@ -171,5 +171,5 @@ def _read_prompt(folder: Path, pooling: str) -> str:
     fields = read_json(file) if file.exists() else {}
     prompt = (fields.get("prompts") or {}).get(fields.get("default_prompt_name"), "")
     if prompt and not read_json(folder / pooling / "config.json").get("include_prompt", True):
-        raise ConfigError(f"{file}: a prompt that pooling leaves out is not supported")
+        raise ConfigError(f"{file}: a prompt that is excluded from pooling is not supported")
     return prompt

@@ -1,4 +1,4 @@
-"""How a text becomes tokens, and what a network makes of them one vector: all but the network."""
+"""How a text becomes tokens, and their vectors one vector: everything but the network."""
 
 import dataclasses
 import hashlib
@@ -45,7 +45,7 @@ class SentenceRecipe:
         return (0, 0) if self.special_tokens else self.edges()
 
     def encode(self, texts) -> list:
-        """What the tokenizer makes of the texts."""
+        """The tokens of the texts."""
         return self.tokenizer.encode_batch_fast([self.prompt + str(text) for text in texts])
 
     def count_cut(self, texts) -> list[int]:
@@ -63,7 +63,7 @@ class SentenceRecipe:
         return digest
 
     def identity(self) -> dict:
-        """JSON that tells apart two recipes that give other vectors of the same network."""
+        """JSON that differs between recipes that give other vectors with the same network."""
         return {
             "checksum": self.digest().hexdigest(),
             "pooling": list(self.poolings),

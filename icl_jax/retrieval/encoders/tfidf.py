@@ -1,7 +1,7 @@
-"""TF-IDF vectors made short: needs nothing but the corpus, and knows words, not meanings.
+"""Short TF-IDF vectors: they need nothing but the corpus, and know words, not meanings.
 
-Of the weighted words of a sentence, the leading directions are kept exactly (SVD), and what those
-leave, by random signs: a truncated SVD alone forgets names, for each of them is rare. A sentence
+The leading directions of the weighted words are kept exactly (SVD), and the rest by random signs:
+a truncated SVD alone forgets names, because each of them is rare. A sentence
 without a known word (only stop words, say) is a zero row and has no neighbours. What a word is,
 `corpus/words.py` says; those of one letter are left out, unless their script has no spaces.
 """
@@ -22,6 +22,7 @@ from threadpoolctl import threadpool_limits
 
 from icl_jax.config import EncoderConfig, StageError
 from icl_jax.corpus.words import RULES_VERSION, UNSPACED, split_words, words_of
+from icl_jax.files.arrays import save_array
 from icl_jax.files.mirror import fetch
 from icl_jax.files.step_folder import beside, write_json
 
@@ -33,7 +34,7 @@ MAX_TERMS = 100_000  # the most frequent ones
 IDF_POWER = 2.0  # rare words count more than in a search engine, where queries are short
 # Where all directions fit, names need no such help against the noise of random signs: on 80,012
 # sentences of Wikipedia 82% of 400 titles are found with 1.5 and 83% with 2, but by 256 dimensions
-# 59% and 84%. The other words then have more of a say: what is told about somebody, not only whom.
+# 59% and 84%. The other words then count for more: what is said about somebody, not only the name.
 IDF_POWER_EXACT = 1.5
 SVD_SHARE = 1 / 8  # of the dimensions, where not all directions fit
 REST_WEIGHT = 0.5  # of what the SVD leaves
@@ -60,8 +61,7 @@ def fit_tfidf(
         components = _components(_weigh(counts, idf), config.tfidf_dim, seed)
     folder.mkdir(parents=True, exist_ok=True)
     for name, array in {"idf": idf, "components": components}.items():
-        with beside(folder / f"{name}.npy") as partial, partial.open("wb") as file:
-            np.save(file, array, allow_pickle=False)
+        save_array(folder / f"{name}.npy", array)
     with beside(folder / "terms.json") as partial:
         partial.write_text(json.dumps(counter.get_feature_names_out().tolist()))
     settings = {"language": language, "sentences": len(sample), "words": RULES_VERSION}

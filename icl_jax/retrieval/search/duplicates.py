@@ -18,7 +18,7 @@ def near_duplicates(
     sizes = a.sizes[ids_a] + b.sizes[ids_b]
     sketch_a, sketch_b = a.sketches[ids_a], b.sketches[ids_b]
     # A bit that only one sketch has stands for a shingle (or more) that only one sentence has, so
-    # this many are common at most; it spares nearly all pairs the look at their shingles.
+    # this many are common at most; so nearly no pair's shingles need to be looked at.
     common = np.minimum(
         a.sizes[ids_a] - np.bitwise_count(sketch_a & ~sketch_b).astype(np.int32),
         b.sizes[ids_b] - np.bitwise_count(sketch_b & ~sketch_a).astype(np.int32),
@@ -36,8 +36,8 @@ def exact_duplicates(
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """Among the sentences where `members` holds: the first of each class of equal hashes.
 
-    Where a class reaches into a second document, also (first of the class, first in another
-    document): whoever may not take the one, for it is in his document, takes the other. Ids ascend.
+    If a class has sentences in a second document, also (first of the class, first in another
+    document): a query in the document of the first takes the other one instead. Ids ascend.
     """
     # Sorted by parts of equal leading bits: all at once would take ten times the memory.
     bits = min(8, max(1, len(hashes) // _SORTED_AT_ONCE).bit_length())

@@ -5,7 +5,6 @@ Q queries of a block, q of them on a device, C chunks of the pool, R rows of a c
 K candidates.
 """
 
-from collections.abc import Callable
 import copy
 import functools
 
@@ -17,7 +16,7 @@ import numpy as np
 from icl_jax.config import ConfigError, MeshConfig, SearchConfig
 from icl_jax.retrieval.vectors import Vectors
 from icl_jax.sharding import make_mesh
-from icl_jax.workers.hosts_session import BrokenRoundError
+from icl_jax.workers.job import gather
 
 QUERIES = 1024  # of one block; smaller blocks are padded, so that one compiled program serves all
 _CHUNK = 65_536  # rows that a device compares at once: 268 MB of scores
@@ -28,8 +27,8 @@ _RECALL_TARGET = 0.98  # of each approximate step
 class JaxSearch:
     """The rows `ids` of the pool on the devices of a mesh.
 
-    On a mesh of several hosts each has its own queries, and all devices compare the queries of all:
-    every host asks (`candidates`) or helps those that do (`serve`), in rounds that all `agree` on.
+    On a mesh of several hosts each host has its own queries, and all devices compare the queries of
+    all: every host asks (`candidates`) as often as the others, for as many candidates.
     """
 
     def __init__(self, vectors: Vectors, ids: np.ndarray, config: SearchConfig, mesh: Mesh | None):
@@ -39,8 +38,6 @@ class JaxSearch:
         by_size = "approximate" if large else "exact"
         self.index = by_size if config.index == "auto" else config.index
         self.first_count = first_count(config)
-        # Tells all hosts what this one asks for, and returns what each does; None for nothing.
-        self.agree: Callable[[tuple | None], list[tuple | None]] | None = None
         shape = _shape(len(ids), vectors.width, mesh)
         self.bytes_per_device = 4 * int(np.prod(shape)) // mesh.size
         self.pool = jax.make_array_from_callback(
@@ -65,56 +62,28 @@ class JaxSearch:
 
     def candidates(self, queries: np.ndarray, count: int) -> np.ndarray:
         """Ids of the `count` nearest of each query, nearest first; -1 where there are none."""
-        step = (self.index == "exact", count)
-        blocks = -(-max(1, len(queries)) // _of_host(self.mesh))
-        while (agreed := self._next_round((*step, blocks)))[:2] != step:
-            self._run_round(*agreed)
-        rows = self._run_round(*agreed, queries)[: len(queries)]
+        exact, size = self.index == "exact", _of_host(self.mesh)
+        blocks = -(-max(1, len(queries)) // size)
+        if self.mesh.is_multi_process:  # equal rounds: a host with fewer queries pads with zeros
+            blocks = max(gather("blocks of queries", blocks))
+        own, found = np.zeros((blocks * size, self.width), np.float32), []
+        own[: len(queries)] = queries
+        for start in range(0, len(own), size):
+            block_QD = _place_block(own[start : start + size], self.mesh)
+            found.append(_nearest(self.pool, block_QD, self.mesh, len(self.ids), count, exact))
+        rows = np.concatenate([_own_rows(block_QK) for block_QK in found])[: len(queries)]
         return np.where(rows < 0, -1, self.ids[rows])
-
-    def serve(self) -> None:
-        """Compares the queries of other hosts, until none has any more."""
-        while agreed := self._next_round(None):
-            self._run_round(*agreed)
-
-    def _next_round(self, wish: tuple | None) -> tuple | None:
-        """The least step that a host wishes for, and the blocks of who wishes most of it."""
-        if not self.mesh.is_multi_process:
-            return wish
-        if self.agree is None:
-            raise ValueError("the pool lies on several hosts, which must search together")
-        wishes = [wish for wish in self.agree(wish) if wish]
-        step = min((wish[:2] for wish in wishes), default=None)
-        return step and (*step, max(wish[2] for wish in wishes if wish[:2] == step))
-
-    def _run_round(
-        self, exact: bool, count: int, blocks: int, queries: np.ndarray | None = None
-    ) -> np.ndarray:
-        """Rows of the nearest to the queries of this host, with those of other hosts."""
-        size, found = _of_host(self.mesh), []
-        own = np.zeros((blocks * size, self.width), np.float32)
-        if queries is not None:
-            own[: len(queries)] = queries
-        try:
-            for start in range(0, len(own), size):
-                block_QD = _place_block(own[start : start + size], self.mesh)
-                found.append(_nearest(self.pool, block_QD, self.mesh, len(self.ids), count, exact))
-            return np.concatenate([_own_rows(block_QK) for block_QK in found])
-        except Exception as error:
-            if self.mesh.is_multi_process:
-                raise BrokenRoundError(f"the search on all devices failed: {error}") from error
-            raise
 
 
 def first_count(config: SearchConfig) -> int:
-    """Candidates that a query asks for at first: some will be excluded."""
+    """Candidates that a query asks for at first; some will be excluded."""
     return 4 * config.neighbours + 24
 
 
 def compile_search(
     num_rows: int, width: int, config: SearchConfig, mesh: Mesh, exact: bool
 ) -> jax.stages.Compiled:
-    """The step of a block of queries, for a pool and a mesh that need not be there."""
+    """The step of a block of queries, for a pool and a mesh that need not exist."""
     arrays = (
         jax.ShapeDtypeStruct(shape, jnp.float32, sharding=_split(mesh))
         for shape in (_shape(num_rows, width, mesh), (_of_device(mesh) * mesh.size, width))
@@ -193,9 +162,9 @@ def _read_chunks(
 def choose_mesh(
     count: int, width: int, config: SearchConfig, mesh: Mesh | None, with_others: bool
 ) -> Mesh:
-    """This host's mesh if it holds the pool, for then no query has to travel; else that of the job.
+    """This host's mesh if it holds the pool (then no query has to travel), else that of the job.
 
-    `with_others`: whether all hosts of the job are there to search together.
+    `with_others`: whether all hosts of a job search here.
     """
     if not with_others or mesh is None or _needed(count, width, mesh) <= _memory(mesh, config):
         check_memory(count, width, mesh, config)
@@ -253,7 +222,7 @@ def _of_host(mesh: Mesh) -> int:
 
 
 def _place_block(own_QD: np.ndarray, mesh: Mesh) -> jax.Array:
-    """A block of the queries of all hosts, of which this one knows its own."""
+    """A block of the queries of all hosts; this one fills in its own."""
     shape, size = (_of_device(mesh) * mesh.size, own_QD.shape[1]), _of_device(mesh)
     places = _split(mesh).addressable_devices_indices_map(shape).values()
     starts = sorted(place[0].indices(shape[0])[0] for place in places)
@@ -266,6 +235,6 @@ def _place_block(own_QD: np.ndarray, mesh: Mesh) -> jax.Array:
 
 
 def _own_rows(rows_QK: jax.Array) -> np.ndarray:
-    """What a block found for the queries of this host."""
+    """The rows that a block found for the queries of this host."""
     parts = sorted(rows_QK.addressable_shards, key=lambda shard: shard.index[0].start or 0)
     return np.concatenate([np.asarray(shard.data) for shard in parts])

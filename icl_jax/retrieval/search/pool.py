@@ -6,10 +6,11 @@ from pathlib import Path
 import numpy as np
 
 from icl_jax.corpus.sentence_table import SentenceTable
-from icl_jax.files.step_folder import StepFolder, beside
+from icl_jax.files.arrays import map_array, save_array
+from icl_jax.files.step_folder import StepFolder
 from icl_jax.retrieval.search.duplicates import exact_duplicates
 from icl_jax.retrieval.search.signatures import Signatures
-from icl_jax.retrieval.vectors import Vectors, map_array, to_float32
+from icl_jax.retrieval.vectors import Vectors, to_float32
 
 _FILES = ("documents", "lengths", "ids", "twins")
 
@@ -46,10 +47,13 @@ def prepare_pool(
 ) -> Pool:
     """The pool of a whole table; `inputs` says what table and vectors were made from."""
     step = StepFolder(folder, inputs)
-    if step.results is None:
+
+    def make() -> dict:
         pool = Pool.make(signatures, vectors, table.documents)
         for name in _FILES:
-            with beside(folder / f"{name}.npy") as partial, partial.open("wb") as file:
-                np.save(file, getattr(pool, name), allow_pickle=False)
-        step.complete({"sentences": len(table), "searched": len(pool.ids)})
+            save_array(folder / f"{name}.npy", getattr(pool, name))
+        return {"sentences": len(table), "searched": len(pool.ids)}
+
+    if step.results is None:
+        step.complete(make)
     return Pool.open(folder, signatures, vectors)

@@ -1,4 +1,4 @@
-"""What a finished search says of itself: counts, similarities, recall, other thresholds."""
+"""What a finished search reports: counts, similarities, recall, other thresholds."""
 
 from pathlib import Path
 
@@ -62,8 +62,8 @@ def describe_thresholds(results: dict) -> str:
 def _recall(search: Search, sample: np.ndarray, ours: np.ndarray) -> dict:
     """Against brute force with the same rules; three shares of what that finds.
 
-    `candidates`: of the k nearest, other words than the query's, before any rule. `neighbours`: of
-    the final lists, were there no threshold (`ours`). `above_threshold`: of the lists as they are.
+    `candidates`: of the k nearest with other words than the query's, before any rule. `neighbours`:
+    of the final lists without a threshold (`ours`). `above_threshold`: of the lists as they are.
     """
     if not len(sample):
         return {"queries": 0}

@@ -1,22 +1,22 @@
 """The search of one shard of the queries: an engine proposes, the rules select."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
 import concurrent.futures
+import contextlib
 from pathlib import Path
 
 import numpy as np
 
-from icl_jax.config import SearchConfig, StageError
 from icl_jax.retrieval.neighbours import write_shard
-from icl_jax.retrieval.search.pool import Pool
 from icl_jax.retrieval.search.selection import Selected, Selection
 from icl_jax.retrieval.vectors import Vectors
+from icl_jax.workers.job import gather, on_first
 from icl_jax.workers.local import Runner
 
-_BLOCK = 8192  # queries that an engine gets at once; fixed, for the result must not depend on it
+_BLOCK = 8192  # queries that an engine gets at once; fixed, as the result must not depend on it
 _PIECE = 512  # queries that one thread scores at once, at least: few long steps cost less than many
 _MOST_CANDIDATES = 2048  # of one query; asking starts with far fewer
-_MOST_FOUND = 2**20  # candidates of all queries at once, where some ask again
+_MOST_FOUND = 2**20  # candidates of all queries at once, when some ask again
 
 
 class SearchFolders:
@@ -41,15 +41,46 @@ class Search:
 
     @property
     def whole_job(self) -> bool:
-        """Whether the pool is cut over the devices of several hosts, which must search together."""
+        """Whether the pool is cut over the devices of all hosts, which then search in step.
+
+        Each calls `nearest` as often as the others, with its own queries or with none.
+        """
         mesh = getattr(self.engine, "mesh", None)
         return mesh is not None and mesh.is_multi_process
+
+    def _most(self, number: int) -> int:
+        """The largest of the numbers that the hosts give which search in step."""
+        return max(gather("search", number)) if self.whole_job else number
+
+    def ask(self, question: Callable, *arguments) -> object:
+        """`question(search, *arguments)`, by the first process of a job or by all in step.
+
+        The first process has the answer in any case.
+        """
+        if self.whole_job:
+            return question(self, *arguments)
+        return on_first("ask the search", question, self, *arguments)
+
+    @contextlib.contextmanager
+    def in_step(self, shards: Sequence[int]) -> Iterator[None]:
+        """Around the search of these shards: ends when all hosts that search in step are done."""
+        own = sum(len(self.blocks(shard)) for shard in shards)
+        most = self._most(own)
+        yield
+        for _ in range(most - own):
+            self.nearest(np.arange(0))
+
+    def blocks(self, shard: int) -> list[np.ndarray]:
+        """The queries of a shard; one block of none if it holds no sentence."""
+        first, last = self.query_vectors.starts[shard : shard + 2]
+        starts = range(first, max(first + 1, last), _BLOCK)
+        return [np.arange(start, min(start + _BLOCK, last)) for start in starts]
 
     def nearest(self, queries: np.ndarray, threshold: float | None = None, engine=None) -> Selected:
         """The neighbours of these query sentences.
 
-        Where too few are left although the candidates ended above the threshold, four times as many
-        are asked for, up to 2,048.
+        If too few remain although the candidates ended above the threshold, four times as many are
+        asked for, up to 2,048.
         """
         threshold = self.config.min_similarity if threshold is None else threshold
         engine = engine or self.engine
@@ -59,7 +90,7 @@ class Search:
         selected = self._select(queries, vectors, threshold, engine, count)
         again = np.flatnonzero(selected.used_up)
         selected.counts["asked_again"] = selected.used_up.astype(np.int64)
-        while len(again) and count < most:
+        while count < most and self._most(len(again)):
             count = min(4 * count, most)
             more = self._select_many(queries[again], vectors[again], threshold, engine, count)
             selected.ids[again], selected.similarities[again] = more.ids, more.similarities
@@ -77,7 +108,8 @@ class Search:
     ) -> Selected:
         """As `_select`, with few queries at a time: each has many candidates."""
         size = max(1, _MOST_FOUND // count)
-        cuts = [slice(start, start + size) for start in range(0, len(queries), size)]
+        rounds = self._most(-(-len(queries) // size))
+        cuts = [slice(start, start + size) for start in range(0, rounds * size, size)]
         return Selected.join(
             [self._select(queries[c], vectors[c], threshold, engine, count) for c in cuts]
         )
@@ -98,35 +130,15 @@ class Search:
             return Selected.join([task.result() for task in tasks])
 
 
-def open_engine(pool: Pool, config: SearchConfig, folder: Path, seed: int, mesh, runner: Runner):
-    """What proposes candidates; an index of FAISS lies in `folder`, and is built if it does not."""
-    if not len(pool.ids):
-        raise StageError(
-            "every vector of the pool is zero, so nothing can be found; look at the sentences, "
-            "or choose another encoder"
-        )
-    if config.engine == "jax":
-        from icl_jax.retrieval.search.jax_engine import JaxSearch, choose_mesh
-
-        size = (len(pool.ids), pool.vectors.width)
-        return JaxSearch(
-            pool.vectors, pool.ids, config, choose_mesh(*size, config, mesh, runner.by_hosts)
-        )
-    from icl_jax.retrieval.search.faiss_engine import FaissSearch
-
-    return FaissSearch(pool.vectors, pool.ids, config, folder, seed, runner.threads)
-
-
 def search_shard(
     search: Search, shard: int, folder: Path, progress: Callable[[int], None] | None = None
 ) -> None:
     """Writes the neighbours of the queries of one shard."""
-    first, last = search.query_vectors.starts[shard : shard + 2]
     found = []
-    for start in range(first, max(first + 1, last), _BLOCK):  # a shard may hold no sentence
-        found.append(search.nearest(np.arange(start, min(start + _BLOCK, last))))
+    for queries in search.blocks(shard):
+        found.append(search.nearest(queries))
         if progress:
-            progress(len(found[-1].ids))
+            progress(len(queries))
     found = Selected.join(found)
     kept = found.ids >= 0
     counts = {rule: int(values.sum()) for rule, values in found.counts.items()}

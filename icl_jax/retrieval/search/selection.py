@@ -24,7 +24,7 @@ class Selected:
 
     ids: np.ndarray
     similarities: np.ndarray
-    used_up: np.ndarray  # queries with too few, though the candidates ended above the threshold
+    used_up: np.ndarray  # queries with too few, although the candidates ended above the threshold
     counts: dict[str, np.ndarray]  # rule -> candidates of each query left out before it had enough
 
     @classmethod
@@ -79,7 +79,7 @@ class Selection:
         )
 
     def _similarities(self, query_vectors: np.ndarray, ids: np.ndarray) -> np.ndarray:
-        """Cosines of each query with its candidates, to the bit the same in any company."""
+        """Cosines of each query with its candidates, the same to the bit in any block."""
         order = np.argsort(ids, axis=None)  # as they lie on disk
         sorted_ids, query = ids.ravel()[order], order // ids.shape[1]
         vectors = self.pool.vectors
@@ -99,7 +99,7 @@ class Selection:
     def _stand_ins(
         self, queries: np.ndarray, found: np.ndarray
     ) -> tuple[np.ndarray, np.ndarray, dict[str, np.ndarray]]:
-        """Candidates in the query's own document give way to their equals elsewhere."""
+        """Replaces candidates in the query's own document by their equals in other documents."""
         ids = np.maximum(found, 0)
         allowed = found >= 0
         own = allowed & (self.pool.signatures.hashes[ids] == self.queries.hashes[queries][:, None])
@@ -133,10 +133,11 @@ def take_nearest(
 ) -> tuple[np.ndarray, dict[str, np.ndarray]]:
     """The first candidates of each query that repeat neither it nor one before them.
 
-    `ids` has a row of candidates for each query, in order; the first `allowed` of a row come into
-    question, and `most` of them are taken. `near_query(rows, ids)` says which candidates repeat the
-    queries of these rows, `near_each_other(ids, others)` which repeat each other. Returns the
-    columns that are taken, -1 behind the last; and rule -> how many of each row it left out.
+    `ids` has a row of candidates for each query, in order; the first `allowed` of a row are
+    considered, and at most `most` of them are taken. `near_query(rows, ids)` says which candidates
+    repeat the queries of these rows, `near_each_other(ids, others)` which repeat each other.
+    Returns the columns that are taken, -1 behind the last; and rule -> how many of each row it left
+    out.
     """
     taken, size = np.full((len(ids), most), -1), np.zeros(len(ids), np.int64)
     of_query, of_neighbour = np.zeros((2, len(ids)), np.int64)

@@ -4,19 +4,18 @@ What a word is, `corpus/words.py` says.
 """
 
 from collections.abc import Sequence
-import concurrent.futures
 from pathlib import Path
 
 import numpy as np
 import pyarrow as pa
-from tqdm import tqdm
 
 from icl_jax.corpus.sentence_table import SentenceTable, open_table
 from icl_jax.corpus.words import RULES_VERSION, split_words
+from icl_jax.files.arrays import map_array
 from icl_jax.files.step_folder import StepFolder, beside, read_results
 from icl_jax.retrieval.neighbours import read_batch
-from icl_jax.retrieval.vectors import map_array
-from icl_jax.workers.local import Runner, progress_bar, run_shards
+from icl_jax.workers.local import Runner
+from icl_jax.workers.shards import make_shards
 
 # Sentences of equal hash count as equal: 64 bits put the chance that any two of 100M sentences
 # meet by accident at 3 in 10,000. Shingles meet only within a pair: 32 bits are enough there.
@@ -69,33 +68,35 @@ def load_signatures(table: SentenceTable, folder: Path, runner: Runner | None = 
     step = StepFolder(folder, {"sentences": table.fingerprint, "words": RULES_VERSION})
     if step.results is None:
         files = [_shard_file(folder, shard) for shard in range(table.num_shards)]
-        missing = [shard for shard, file in enumerate(files) if not file.exists()]
-        sizes = np.diff(table.starts)[missing].tolist()
-        with progress_bar(total=sum(sizes), unit="sentence", desc="signatures") as bar:
-            if runner.elsewhere:
-                tasks = [(str(table.folder), table.fingerprint, s, str(folder)) for s in missing]
-                run_shards(sign_in_worker, tasks, bar, sizes, runner)
-            else:
-                _sign_in_threads(table, missing, folder, runner.threads, bar)
-        _join_shards(folder, files, len(table))
-        step.complete({"shards": len(files), "sentences": len(table)})
+
+        def join() -> dict:
+            _join_shards(folder, files, len(table))
+            return {"shards": len(files), "sentences": len(table)}
+
+        make_shards(
+            "signatures", folder, np.diff(table.starts), lambda shard: files[shard].exists(),
+            sign_in_worker,
+            lambda shard: (str(table.folder), table.fingerprint, shard, str(folder)), runner,
+            # Threads are enough: Arrow and NumPy release the interpreter.
+            here=lambda shard, _: sign_shard(table, shard, folder), threads=runner.threads,
+        )  # fmt: skip
+        step.complete(join)
     return Signatures.open(folder)
 
 
-def sign_shard(table: SentenceTable, shard: int, folder: Path) -> int:
-    """Writes the signatures of one shard; returns how many."""
+def sign_shard(table: SentenceTable, shard: int, folder: Path) -> None:
+    """Writes the signatures of one shard."""
     batch = sign(table.texts(shard))
     with (
         beside(_shard_file(folder, shard)) as partial,
         pa.ipc.new_file(str(partial), batch.schema) as writer,
     ):
         writer.write_batch(batch)
-    return len(batch)
 
 
-def sign_in_worker(table: str, fingerprint: str, shard: int, folder: str) -> int:
+def sign_in_worker(table: str, fingerprint: str, shard: int, folder: str) -> None:
     """As `sign_shard`, of names alone; the table stays open for the next shard."""
-    return sign_shard(open_table(table, fingerprint), shard, Path(folder))
+    sign_shard(open_table(table, fingerprint), shard, Path(folder))
 
 
 def sign(texts: pa.Array) -> pa.RecordBatch:
@@ -124,20 +125,6 @@ def sign(texts: pa.Array) -> pa.RecordBatch:
     sketches = np.bitwise_or.reduceat(bits, offsets[:-1]) if len(lengths) else bits
     sets = pa.ListArray.from_arrays(pa.array(offsets, pa.int32()), pa.array(values))
     return pa.record_batch({"hash": hashes, "sketch": sketches, "shingles": sets})
-
-
-def _sign_in_threads(
-    table: SentenceTable, shards: Sequence[int], folder: Path, threads: int, bar: tqdm
-) -> None:
-    """Threads are enough: Arrow and NumPy let go of the interpreter."""
-    with concurrent.futures.ThreadPoolExecutor(threads) as pool:
-        tasks = [pool.submit(sign_shard, table, shard, folder) for shard in shards]
-        try:
-            for task in concurrent.futures.as_completed(tasks):
-                bar.update(task.result())
-        except BaseException:
-            pool.shutdown(cancel_futures=True)
-            raise
 
 
 def _join_shards(folder: Path, files: Sequence[Path], count: int) -> None:

@@ -7,7 +7,6 @@ import pytest
 
 from icl_jax.config import ConfigError, MeshConfig, SearchConfig, StageError
 from icl_jax.files.step_folder import StepFolder
-from icl_jax.retrieval.search import elsewhere as search_elsewhere
 from icl_jax.retrieval.search import find as search
 from icl_jax.retrieval.search import search as search_shards
 from icl_jax.retrieval.search.faiss_engine import FaissSearch
@@ -17,6 +16,7 @@ from icl_jax.retrieval.search.search import SearchFolders
 from icl_jax.retrieval.search.signatures import load_signatures
 from icl_jax.retrieval.vectors import save_shard
 from icl_jax.sharding import make_mesh
+from icl_jax.workers import shards
 from icl_jax.workers.local import Runner
 from tests.retrieval.made_up import (
     Table,
@@ -195,7 +195,7 @@ def test_a_worker_that_lives_on_sees_that_the_same_folders_hold_another_search(
         for task in tasks:
             function(*task)
 
-    monkeypatch.setattr(search_elsewhere, "run_shards", run_here)
+    monkeypatch.setattr(shards, "run_shards", run_here)
     beam, place = Runner(1, "beam"), tmp_path / "living"
     for seed in (0, 1):
         table, rows = made_up(120, seed=seed)
@@ -238,7 +238,7 @@ def test_a_killed_search_goes_on_behind_the_finished_shards(tmp_path, monkeypatc
 def test_a_finished_search_is_taken_as_it_is_and_other_inputs_are_named(tmp_path, monkeypatch):
     table, rows = made_up(61)
     first = run(tmp_path, table, rows, inputs={"encoder": "a"})
-    monkeypatch.delattr(search, "Search")
+    monkeypatch.delattr(search, "prepare_search")
     assert run(tmp_path, table, rows, inputs={"encoder": "a"}).results == first.results
     with pytest.raises(StageError, match="encoder"):
         run(tmp_path, table, rows, inputs={"encoder": "b"})
@@ -259,7 +259,7 @@ def test_results_say_what_was_found_and_what_was_left_out(tmp_path):
 
 
 def test_what_cannot_work_stops_before_anything_is_computed(tmp_path, monkeypatch):
-    monkeypatch.delattr(search, "load_signatures")
+    monkeypatch.delattr(search, "prepare_search")
     table, rows = made_up(61)
     other = Table(table.all, table.documents, name="other")
     with pytest.raises(StageError, match="width, got 5 and 16"):
