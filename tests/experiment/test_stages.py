@@ -137,7 +137,7 @@ def test_what_is_not_the_end_of_this_experiment_is_not_evaluated(finished):
     before = (workdir / "comparison.json").read_text()
     more = dataclasses.replace(config, optimizer=OptimizerConfig(warmup=1, schedule_steps=6))
     more.branches = dataclasses.replace(config.branches, steps=MORE + 2)
-    with pytest.raises(StageError, match="regular has done 6 of 8 steps; the same command with"):
+    with pytest.raises(StageError, match="regular has done 6 of 8 steps; rerun the command with"):
         run_stages(more, workdir, ("evaluate",))
     other = dataclasses.replace(config, branches=dataclasses.replace(config.branches, share=0.25))
     with pytest.raises(ConfigError, match=r"belongs to a run of another config \(data\.phases"):
