@@ -254,7 +254,7 @@ def test_branches_without_a_beginning_are_refused(workdir):
         ({"share": 0.0}, "share must be above 0"),
         ({"share": 1.5}, "share must be"),
         ({"learning_rates": (1e-5,)}, "learning_rates are for branches.epochs"),
-        ({"steps": 0, "epochs": 5.0}, "regular goes on for branches.steps"),
+        ({"steps": 0, "epochs": 5.0}, "regular needs branches.steps"),
         (
             {"steps": 0, "epochs": 5.0, "arms": ARMS[1:], "learning_rates": (0.0,)},
             "learning_rates must be above 0",

@@ -44,7 +44,7 @@ from icl_jax.files import mirror
 from icl_jax.files.folder_lock import alone_in
 from icl_jax.files.remote import read_text
 from icl_jax.files.step_folder import read_results, write_json
-from icl_jax.models import huggingface_format
+from icl_jax.models import huggingface
 from icl_jax.retrieval.neighbours import Neighbours
 from icl_jax.training.train import train
 from icl_jax.workers.job import agree, on_first
@@ -105,7 +105,7 @@ def _check(config: ExperimentConfig, stages: Sequence[str]) -> None:
             "evaluation.tasks, or set rounds to 1"
         )
     try:
-        huggingface_format.write_config(config.model)
+        huggingface.write_config(config.model)
     except ValueError as error:
         found.append(
             f"the model of a round is the encoder of the next, as a model folder, but {error}; "

@@ -253,7 +253,7 @@ def test_what_cannot_work_stops_early(gpt, file, tmp_path):
     [
         ({"template": "Q: question"}, "template must hold {question}"),
         ({"shots": 2}, "shots=2 needs shots_file"),
-        ({"stop": ("\n", "")}, "stop must hold no empty text"),
+        ({"stop": ("\n", "")}, "stop must not contain an empty text"),
         ({"preset": "gpt4"}, "preset must be one of gpt3, harness"),
     ],
 )
