@@ -20,6 +20,7 @@ from icl_jax.design.folders import design_workdir, is_arm
 from icl_jax.files import mirror
 from icl_jax.files.remote import files_below
 from icl_jax.models import GPT, Model, Roberta, huggingface
+from icl_jax.models.kinds import kind_of, predicts_masked
 from icl_jax.training import checkpoint
 
 RUN, FOLDER, SENTENCE_FOLDER = "run", "model folder", "sentence-transformers"
@@ -153,7 +154,7 @@ class ModelAt:
     @property
     def masked(self) -> bool:
         """Whether it predicts masked tokens and not the next one."""
-        return isinstance(self.config, RobertaConfig)
+        return predicts_masked(self.config)
 
     def own_workdir(self, field: str) -> epath.Path:
         """The workdir with a run's design; other models have none: `field` takes another source."""
@@ -207,7 +208,7 @@ def _run_at(place: Place, tokenizer: str, ema: bool) -> ModelAt:
     path, config = place.path, checkpoint.read_config(place.path)
     if ema and not config.training.ema_decay:
         raise ConfigError(f"{path} keeps no moving average of its weights (training.ema_decay)")
-    if not isinstance(config.model, GPTConfig | RobertaConfig):
+    if not kind_of(config.model).objective:
         raise ConfigError(
             f"{path} holds a {type(config.model).__name__.removesuffix('Config')}; GPT and "
             "RoBERTa models can be evaluated"

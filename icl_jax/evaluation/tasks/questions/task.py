@@ -14,7 +14,7 @@ from pathlib import Path
 from jax.sharding import Mesh
 import numpy as np
 
-from icl_jax.config import ConfigError, EvaluationConfig, GPTConfig, ModelConfig
+from icl_jax.config import ConfigError, EvaluationConfig, ModelConfig
 from icl_jax.evaluation.bootstrap import mean_of, note_few_items, share_interval, show_interval
 from icl_jax.evaluation.generation.generate import Generator
 from icl_jax.evaluation.metric import SHARE, Metric, Metrics, share_of_right
@@ -23,6 +23,7 @@ from icl_jax.evaluation.task import Task
 from icl_jax.evaluation.tasks.questions import scores as question_scores
 from icl_jax.evaluation.tasks.questions.prompts import Prompts, Question, read_questions
 from icl_jax.models.inputs import position_limit
+from icl_jax.models.kinds import kind_of
 from icl_jax.training.model_at import ModelAt
 
 FILE = "nq_open/NQ-open.dev.jsonl"  # of the data folder
@@ -39,7 +40,7 @@ class NaturalQuestions(Task):
     @classmethod
     def check(cls, config: EvaluationConfig, model: ModelConfig) -> None:
         """Stops on a model that cannot generate, and on a file that cannot be read."""
-        if not isinstance(model, GPTConfig):
+        if kind_of(model).objective != "next_token":
             raise ConfigError("the model predicts masked tokens and cannot generate; train a GPT")
         _read(config)
 
