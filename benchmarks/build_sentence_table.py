@@ -1,7 +1,7 @@
 """Throughput of the whole sentence table (reading, splitting, tokenising, writing) against the
 `tokenizers` library alone on the same sentences, with as many processes.
 
-Rounds alternate, medians are compared; the start of the processes counts on both sides.
+Rounds alternate and medians are compared; starting the processes counts on both sides.
 
 Run: python benchmarks/build_sentence_table.py [--files=docs.jsonl.gz] [--tokenizer=FOLDER]
 """
@@ -24,7 +24,7 @@ from icl_jax.corpus.train_tokenizer import sample_sentences, train
 from icl_jax.workers.local import Runner, count_cores, progress_bar, run_shards
 
 VOCAB_SIZE = 8192
-SAMPLE_BYTES = 2_000_000  # of the text, for a tokenizer of our own
+SAMPLE_BYTES = 2_000_000  # of text, to train a tokenizer on
 
 
 @command(
@@ -86,14 +86,14 @@ def measure(
 
 
 def encode_shard(table: str, tokenizer: str, shard: int) -> int:
-    """What the library does with the sentences of one shard."""
+    """The library's work on the sentences of one shard."""
     texts = SentenceTable.open(Path(table)).texts(shard).to_pylist()
     encoder = library.Tokenizer.from_file(str(Path(tokenizer) / "tokenizer.json"))
     return sum(len(row.ids) for row in encoder.encode_batch_fast(texts, add_special_tokens=False))
 
 
 def make_corpus(path: Path, megabytes: int) -> Path:
-    """Documents of made-up words, as often as words of a language are (Zipf)."""
+    """Documents of made-up words with natural frequencies (Zipf)."""
     rng = np.random.default_rng(0)
     syllables = [a + b for a in "bdfgklmnprstvz" for b in ("a", "e", "i", "o", "u", "an", "er")]
     words = np.array(["".join(rng.choice(syllables, size)) for size in rng.integers(1, 6, 100_000)])
@@ -105,7 +105,7 @@ def make_corpus(path: Path, megabytes: int) -> Path:
 
 
 def make_sentence(words: np.ndarray, rng: np.random.Generator) -> str:
-    """About 20 words, a comma now and then."""
+    """About 20 words with an occasional comma."""
     ranks = (len(words) ** rng.random(rng.integers(8, 32))).astype(int) - 1
     chosen = [word + "," if rng.random() < 0.07 else word for word in words[ranks]]
     return " ".join(chosen).rstrip(",").capitalize() + "."

@@ -1,7 +1,7 @@
 """Sentences per second, peak memory and bytes on disk of every step of the design stage.
 
-Each size runs the whole stage in a process and a workdir of its own, and reads what its steps say
-they cost (`cost.json`). From the largest size, `--estimate` works out what more sentences take.
+Each size runs the whole stage in its own process and workdir, and reads the cost of each step
+(`cost.json`). `--estimate` extrapolates to more sentences from the largest size.
 
 Run: python benchmarks/design_stage.py [--files=docs.jsonl.gz] [--tokenizer=FOLDER]
          [--encoder=FOLDER] [--sizes=10000,100000,all] [--json=FILE]
@@ -26,21 +26,21 @@ from icl_jax.corpus.sentences import split_document
 from icl_jax.corpus.shards import plan_shards
 from icl_jax.design.arms import ARMS
 from icl_jax.design.folders import DesignFolders
-from icl_jax.training.hardware import CHIPS
+from icl_jax.tpu.chips import CHIPS
 from icl_jax.workers.local import count_cores, progress_bar
 
 ROOT = Path(__file__).parents[1]
-MADE_UP = 200_000  # sentences, where no files are given
-# What more machines do for a step. All others are cut into shards that any machine can take.
+MADE_UP = 200_000  # sentences, if no files are given
+# How steps scale to more machines. All others are cut into shards that any machine can take.
 SAMPLED = {"tokenizer", "encoder"}  # fitted on a sample: more sentences cost nothing
 ONE_MACHINE = {"neighbours_index"}  # all cores of one
 ONE_CORE = {"neighbours_pool", "groups/document_path/path", "groups/random"}
-# Lists of the index grow as the square root of the sentences, and with them the time of each.
+# The lists of the index grow as the square root of the sentences, and so does the time for each.
 BY_ROOT = {"neighbours_index", "neighbours"}
-# Of each sentence, what the search looks up: hash, sketch, number of shingles, document, length of
-# the vector, id. Mapped from files: once in memory for all processes of a machine.
+# What the search looks up for each sentence: hash, sketch, number of shingles, document, length of
+# the vector, id. Mapped from files, so it is in memory once for all processes of a machine.
 LOOKED_UP_BYTES = 8 + 8 + 4 + 4 + 4 + 8
-CHIP, USED = "TPU v5 lite", 0.5  # of its peak, in a product of large matrices
+CHIP, USED = CHIPS["v5e"], 0.5  # of its peak, in a product of large matrices
 
 
 @command(
@@ -89,7 +89,7 @@ def measure(files: list[str], args: flags.FlagValues, overrides: list[str]) -> d
 def run_stage(
     files: list[str], workdir: Path, args: flags.FlagValues, overrides: list[str]
 ) -> dict:
-    """The whole stage in a process of its own; what each step took."""
+    """Runs the whole stage in a separate process; returns what each step took."""
     similarity = args.min_similarity or (0.7 if args.encoder else 0.3)
     arms = "".join(f"'{arm}'," for arm in args.arms.split(","))
     command = [
@@ -126,7 +126,7 @@ def run_stage(
 
 
 def print_runs(runs: list[dict]) -> None:
-    """Every step at all sizes; its peak is that of its processes together."""
+    """Every step at all sizes; its peak memory is that of all its processes together."""
     sizes = [f"{run['sentences']:,}" for run in runs]
     print(
         f"\n| step | {' | '.join(f'sentences/s of {size}' for size in sizes)} | "
@@ -148,7 +148,7 @@ def print_runs(runs: list[dict]) -> None:
 
 
 def print_estimate(measured: dict, count: float, machines: int, cores: int) -> None:
-    """What `count` sentences take, from the largest size that was measured."""
+    """The cost of `count` sentences, from the largest measured size."""
     run = max(measured["runs"], key=lambda run: run["sentences"])
     more = count / run["sentences"]
     print(
@@ -191,7 +191,7 @@ def extend(
 
 
 def print_search(count: float, width: int) -> None:
-    """Which index, and what an exact join would take on accelerators."""
+    """The index to use, and the cost of an exact join on accelerators."""
     from icl_jax.retrieval.search.faiss_engine import choose_index
 
     print("\n| design.search.memory_gigabytes | index | GB of codes and ids |\n|---|---|---|")
@@ -204,18 +204,17 @@ def print_search(count: float, width: int) -> None:
         print(f"| {memory} | {index} | {count * (codes / 2 + 8) / 1e9:,.1f} |")
     print(
         f"\nand in every machine that searches {LOOKED_UP_BYTES} x {count:.3g} = "
-        f"{LOOKED_UP_BYTES * count / 1e9:,.1f} GB that are looked up, besides the vectors that are "
-        f"scored: 2 x {width} x {count:.3g} = {2 * width * count / 1e9:,.0f} GB on a fast disk"
+        f"{LOOKED_UP_BYTES * count / 1e9:,.1f} GB for lookups, besides the vectors to "
+        f"score: 2 x {width} x {count:.3g} = {2 * width * count / 1e9:,.0f} GB on a fast disk"
     )
-    chip = CHIPS[CHIP]
     flops, held = 2 * count**2 * width, 4 * count * width
-    chips = int(-(-held // (0.8 * chip.memory_bytes)))
-    seconds = flops / (chips * chip.flops * USED)
+    chips = int(-(-held // (0.8 * CHIP.memory_bytes)))
+    seconds = flops / (chips * CHIP.flops * USED)
     print(
         f"\nexact join (engine jax): 2 x {count:.3g}^2 x {width} = {flops:.3g} flops; "
-        f"{held / 1e9:,.0f} GB of float32 vectors on {chips} x {CHIP} at 0.8 of their memory; at "
-        f"{USED:g} of {chip.flops:.3g} flops/s each (one pass of bfloat16; six of float32): "
-        f"{seconds / 3600:,.1f} h ({6 * seconds / 3600:,.1f} h)"
+        f"{held / 1e9:,.0f} GB of float32 vectors on {chips} x {CHIP.device_kind} at 0.8 of their "
+        f"memory; at {USED:g} of {CHIP.flops:.3g} flops/s each (one pass of bfloat16; six of "
+        f"float32): {seconds / 3600:,.1f} h ({6 * seconds / 3600:,.1f} h)"
     )
 
 
@@ -234,7 +233,7 @@ def cut(files: list[str], count: int, to: Path) -> Path:
 
 
 def documents(config: CorpusConfig) -> Iterator:
-    """Those that can be read, in order."""
+    """The readable documents, in order."""
     for shard in plan_shards(config, 4_000_000):
         for document in read_documents(shard, config):
             if not isinstance(document, BadDocument):
@@ -256,7 +255,7 @@ def make_up(path: Path, count: int) -> Path:
 
 
 def make_sentence(words: np.ndarray, topic: np.ndarray, rng: np.random.RandomState) -> str:
-    """Ten words as often as words of a language are (Zipf), ten of the topic."""
+    """Ten words with natural frequencies (Zipf) and ten of the topic."""
     usual = (len(words) ** rng.random_sample(10)).astype(int) - 1
     chosen = rng.permutation(np.concatenate([usual, rng.choice(topic, 10)]))
     return " ".join(words[chosen]).capitalize() + "."

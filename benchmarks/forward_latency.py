@@ -1,7 +1,7 @@
 """Forward and forward + backward time of GPT-2 base and RoBERTa-base against `transformers`.
 
-Both sides hold the same weights and see the same 2 x 256 tokens, in float32 and without dropout, on
-all cores of this machine; rounds alternate, medians are compared. Needs the extra `hf`.
+Both sides have the same weights and get the same 2 x 256 tokens, in float32 without dropout, on all
+cores of this machine; rounds alternate and medians are compared. Needs the extra `hf`.
 
 Run: python benchmarks/forward_latency.py [--rounds=7]
 """
@@ -91,7 +91,7 @@ def measure(peer, rounds: int) -> dict[str, tuple[float, float]]:
 
     difference = np.abs(np.asarray(model(tokens)) - peer_forward()).max()
     if difference > 1e-3:
-        sys.exit(f"error: logits differ by {difference}: this would compare two different models")
+        sys.exit(f"error: logits differ by {difference}: this would compare different models")
     forward = lambda: jax.block_until_ready(model(tokens))  # noqa: E731
     both = lambda: jax.block_until_ready(value_and_grad(params, tokens))  # noqa: E731
     return {

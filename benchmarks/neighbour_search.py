@@ -1,8 +1,8 @@
 """Time, memory and recall of the automatic search against FAISS flat, as the pool grows.
 
 Every vector searches all others, k = 10, on the same cores and threads. Ours is the whole search of
-the design stage: index, exact scores of what it proposes, rules (every vector stands for a sentence
-of its own). Rounds alternate; each side is timed on a part of the queries and scaled to all.
+the design stage: index, exact scores of its candidates, rules (every vector is a separate
+sentence). Rounds alternate; each side is timed on a part of the queries and scaled to all.
 
 Run: python benchmarks/neighbour_search.py [--vectors=FILE.npy | --workdir=DIR] [--quick]
 """
@@ -72,7 +72,7 @@ def measure(rows: np.ndarray, rounds: int) -> dict:
         flat = faiss.IndexFlatIP(vectors.width)
         for shard in range(len(shards)):
             flat.add(vectors.shard(shard))
-        # Flat costs more per query: fewer of them give a time as steady.
+        # Flat costs more per query, so fewer queries give an equally steady time.
         ours = lambda ids: search.nearest(ids).ids  # noqa: E731
         theirs = lambda ids: flat.search(vectors.take(ids), K + 1)[1]  # noqa: E731
         order = np.random.default_rng(0).permutation(len(rows))
@@ -99,7 +99,7 @@ def measure(rows: np.ndarray, rounds: int) -> dict:
 
 
 def rules(vectors: Vectors) -> Selection:
-    """Every sentence has words and a document of its own; no threshold."""
+    """Every sentence has its own words and document; no threshold."""
     names = pa.array([f"sentence {i}" for i in range(len(vectors))], pa.large_string())
     signatures = Signatures([sign(names)])
     pool = Pool.make(signatures, vectors, documents=np.arange(len(vectors)))
@@ -109,7 +109,7 @@ def rules(vectors: Vectors) -> Selection:
 def alternate(
     ours: tuple[Callable, int], theirs: tuple[Callable, int], order: np.ndarray, rounds: int
 ) -> tuple[float, float]:
-    """Median seconds of each for all queries, in turns, after one round that does not count."""
+    """Median seconds of each for all queries, in turns, after one uncounted round."""
     times: list[list[float]] = [[], []]
     for number in range(rounds + 1):
         for side, (run, count) in enumerate((ours, theirs)):
@@ -133,7 +133,7 @@ def read_vectors(args: flags.FlagValues) -> tuple[np.ndarray, str]:
 
 
 def clustered(count: int, width: int = 384) -> np.ndarray:
-    """About as hard as MiniLM's vectors of Wikipedia: topics in topics, some sentences apart."""
+    """About as hard as MiniLM's vectors of Wikipedia: nested topics and some isolated sentences."""
     rng = np.random.default_rng(0)
     weights = ((1 + np.arange(width) / 10) ** -0.5).astype(np.float32)  # few directions say much
     turn = np.linalg.qr(rng.normal(size=(width, width)))[0].astype(np.float32)

@@ -1,9 +1,9 @@
 """Grid matrices of the analysed network against a plain NumPy loop over the points.
 
 A network of depth 3, width 8, sentences of 4 words, on 256 x 256 points, in float64, in context;
-the loop is timed on some of the rows and scaled, the values must be the same. Ours is timed with
-its compilation, for a grid is evaluated once. The sequential grid, which no plain loop here
-computes, is timed alone.
+the loop is timed on some of the rows and scaled, and the values must be the same. Ours includes its
+compilation, because a grid is evaluated only once. The sequential grid, for which there is no plain
+loop here, is timed alone.
 
 Run: python benchmarks/separation_rank.py [--rounds=3]
 """
@@ -58,7 +58,7 @@ def check(ours: np.ndarray, loop: np.ndarray) -> None:
 
 
 def numpy_loop(model, a: np.ndarray, b: np.ndarray) -> np.ndarray:
-    """Levine et al. 2022, eq. 1, for one point after the other."""
+    """Levine et al. 2022, eq. 1, point by point."""
     rows = np.asarray(model.embedding.rows[...])
     names = ("query", "key", "value", "out")
     blocks = [[np.asarray(getattr(block, name)[...]) for name in names] for block in model.blocks]

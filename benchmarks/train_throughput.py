@@ -1,16 +1,16 @@
 """Tokens per second of a float32 training step against `transformers` trained by PyTorch.
 
 A step is forward, backward, clipping to a global norm of 1, and AdamW that decays matrices only; no
-dropout on either side. Both sides start from the same weights, see the same tokens on all cores of
-this machine, and their first losses must agree. Each side is a process of its own, so that peak
-memory is its own; the sides take turns, a few steps each, and medians are compared. glibc's large
-pages are on for every side: they took the page faults of our step (a) from 172,000 to 400.
+dropout on either side. Both sides start from the same weights, get the same tokens on all cores of
+this machine, and their first losses must agree. Each side runs in a separate process, to have its
+own peak memory; the sides take turns, a few steps each, and medians are compared. glibc's large
+pages are on for every side: they cut the page faults of our step (a) from 172,000 to 400.
 
 Input: our pipeline alone, one worker, on records of the shape of (a), against what (a) consumes.
 
 The share of the peak: 6 * matmul parameters * tokens + 12 * layers * time * width per token for
-attention (no credit for skipped halves), over what the better of both libraries reaches on a
-2048 x 2048 x 2048 product. Needs the extra `hf`.
+attention (no credit for skipped halves), divided by the rate that the better of both libraries
+reaches on a 2048 x 2048 x 2048 product. Needs the extra `hf`.
 
 Run: python benchmarks/train_throughput.py [--rounds=7] [--cases=a,b,c] [--dropout=0.1]
 """
@@ -31,7 +31,7 @@ import numpy as np
 from icl_jax.cli import Flag, command, number, several, whole
 
 TUNABLES = {"GLIBC_TUNABLES": "glibc.malloc.hugetlb=1"}
-STEPS = 3  # timed in a round, after one that is not
+STEPS = 3  # timed in a round, after an untimed one
 SIDES = ("ours", "eager", "eager fused", "compiled", "compiled fused")
 
 
@@ -48,7 +48,7 @@ class Case:
     vocab: int
 
     def flops(self) -> float:
-        """Of one step, forward and backward."""
+        """The flops of one step, forward and backward."""
         head = self.width * self.vocab + (self.width**2 if self.masked else 0)
         parameters = 12 * self.layers * self.width**2 + head
         attention = 12 * self.layers * self.shape[1] * self.width
@@ -79,7 +79,7 @@ def main(flags: FlagValues) -> None:
         serve(CASES[key], side, folder, flags.dropout)
         return
     results: dict = {"rounds": flags.rounds, "dropout": flags.dropout, **TUNABLES}
-    # Other jobs do not slow both sides alike: PyTorch's threads spin while they wait.
+    # Other jobs slow the two sides differently: PyTorch's threads spin while they wait.
     results["load_before"] = round(os.getloadavg()[0], 2)
     if results["load_before"] > 0.5:
         print(f"warning: load {results['load_before']} from other jobs; ratios will not be fair")
@@ -133,7 +133,7 @@ def measure(key: str, sides: list[str], rounds: int, dropout: float, peak: float
     return results
 
 
-# A child answers one line of JSON to each line it is asked.
+# A child answers each line that it is sent with one line of JSON.
 
 
 def start(key: str, side: str, folder: str, dropout: float) -> subprocess.Popen:
@@ -145,7 +145,7 @@ def start(key: str, side: str, folder: str, dropout: float) -> subprocess.Popen:
 
 
 def ask(child: subprocess.Popen, question: str):
-    """The child's answer; a child that was asked for the peak or to exit is gone afterwards."""
+    """The child's answer; a child ends after it is asked for the peak or to exit."""
     child.stdin.write(question + "\n")
     child.stdin.flush()
     while (line := child.stdout.readline()) and not line.startswith("answer "):
@@ -158,7 +158,7 @@ def ask(child: subprocess.Popen, question: str):
 
 
 def serve(case: Case, side: str, folder: str, dropout: float) -> None:
-    """Runs one side, as it is asked on standard input."""
+    """Runs one side on commands from standard input."""
     step = None
     for line in sys.stdin:
         question, answer = line.strip(), None
@@ -173,7 +173,7 @@ def serve(case: Case, side: str, folder: str, dropout: float) -> None:
             if step is None:
                 make = make_our_step if side == "ours" else make_peer_step
                 step = make(case, side, folder, dropout)
-            loss = step()  # also before the timed ones: memory that lay idle is cold
+            loss = step()  # a step before the timed ones, because idle memory is cold
             begin = time.perf_counter()
             for _ in range(STEPS if question == "time" else 0):
                 step()
@@ -188,7 +188,7 @@ def batch(case: Case) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     if case.masked:
         return tokens, tokens, (rng.random(case.shape) < 0.15).astype(np.float32)
     weights = np.ones(case.shape, np.float32)
-    weights[:, -1] = 0  # the last token of a row has no next one
+    weights[:, -1] = 0  # the last token of a row has no next token
     return tokens, np.roll(tokens, -1, axis=1), weights
 
 
@@ -237,7 +237,7 @@ def make_our_step(case: Case, side: str, folder: str, dropout: float):
 
 
 def input_rate(case: Case, batches: int = 400) -> float:
-    """Tokens per second of the input pipeline with one worker, once it runs."""
+    """Tokens per second of the input pipeline with one worker, in steady state."""
     from icl_jax.config import DataConfig
     from icl_jax.data.input_pipeline import make_batches, open_data
     from icl_jax.data.tfrecord import encode_example, write_records
@@ -286,7 +286,7 @@ def make_peer_step(case: Case, side: str, folder: str, dropout: float):
     model.train()
     tokens, targets, weights = (torch.as_tensor(a) for a in batch(case))
     tokens, targets = tokens.long(), targets.long()
-    # transformers shifts the labels of a causal model by itself.
+    # transformers itself shifts the labels of a causal model.
     labels = torch.where(weights > 0, targets, -100) if case.masked else tokens
     matrices = [p for p in model.parameters() if p.ndim > 1]
     vectors = [p for p in model.parameters() if p.ndim <= 1]
@@ -328,7 +328,7 @@ def peak_of_torch() -> float:
 
 
 def best_rate(run, rounds: int = 15) -> float:
-    """Of a product of 2048 x 2048 matrices."""
+    """The flops of a product of 2048 x 2048 matrices."""
     times = []
     for _ in range(rounds):
         begin = time.perf_counter()

@@ -4,18 +4,18 @@ Command:  python -m icl_jax.main --config=configs/gpt_base_knn.py --workdir=runs
               --config.design.corpus.files=FOLDER  (of a corpus; or tfds:wikipedia/20230601.en)
               --config.design.tokenizer.folder=FOLDER  (GPT-2's: vocab.json, merges.txt)
               --config.design.encoder.folder=FOLDER  (a sentence-transformers model)
-          --stages=design and --stages=train run the two halves by themselves. 200,000 regular
-          steps (runs/gpt_base_knn), then 40,000 more of which half of every batch is kNN examples
+          --stages=design and --stages=train run the two halves separately. 200,000 regular
+          steps (runs/gpt_base_knn), then 40,000 more with half of every batch kNN examples
           (runs/gpt_base_knn/branches/neighbours_in_context). To switch at 400,000:
               --config.training.steps=400000
-          To begin with a regular run that is there (gpt_base_regular.py), and train kNN alone:
+          To start from an existing regular run (gpt_base_regular.py) and only train kNN:
               --config.training.start_from=runs/gpt_base/checkpoints/200000
               --config.optimizer.schedule_steps=400000  (as that run has: the rate continues)
-          With the arm that goes on regularly as a control:
+          To add the arm that continues regularly, as a control:
               --config.branches.arms="('regular','neighbours_in_context')"
 Cost:     design: docs/scale.md. Training: about 7 hours on 16 TPU v5e chips: 0.10 s a step,
-          dropout apart, by the estimate of icl_jax.tpu.compile; not run
-Expected: zero-shot closed-book Natural Questions F1 of 6.2e-3, where regular examples alone stay
+          without dropout, as estimated by icl_jax.tpu.compile; not run
+Expected: zero-shot closed-book Natural Questions F1 of 6.2e-3; with regular examples alone it stays
           below 1e-3 (Levine et al. 2022, table 2)
 """
 
@@ -27,7 +27,7 @@ from icl_jax.config import (
     TrainingConfig,
 )
 from icl_jax.design.presets import preset as design_preset
-from icl_jax.models.presets import preset as model_preset
+from icl_jax.models.kinds import preset as model_preset
 from icl_jax.training.presets import preset as optimizer_preset
 
 
@@ -45,7 +45,7 @@ def get_config() -> ExperimentConfig:
         optimizer=optimizer_preset("knn-pretraining-base"),
         training=TrainingConfig(
             steps=200_000,  # of regular examples; or 400,000
-            start_with="everything",  # of training.start_from, where that is given
+            start_with="everything",  # of training.start_from, if given
             checkpoint_every=2_000,
         ),
         branches=BranchesConfig(arms=("neighbours_in_context",), steps=40_000),

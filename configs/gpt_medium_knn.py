@@ -4,25 +4,25 @@ Command:  python -m icl_jax.main --config=configs/gpt_medium_knn.py --workdir=ru
               --config.design.corpus.files=FOLDER  (of a corpus; or tfds:wikipedia/20230601.en)
               --config.design.tokenizer.folder=FOLDER  (GPT-2's: vocab.json, merges.txt)
               --config.design.encoder.folder=FOLDER  (a sentence-transformers model)
-          --stages=design and --stages=train run the two halves by themselves. 200,000 regular
-          steps (runs/gpt_medium_knn), then 20,000 more of which half of every batch is kNN examples
+          --stages=design and --stages=train run the two halves separately. 200,000 regular
+          steps (runs/gpt_medium_knn), then 20,000 more with half of every batch kNN examples
           (runs/gpt_medium_knn/branches/neighbours_in_context). To switch at 400,000:
               --config.training.steps=400000
-          To begin with a regular run that is there (gpt_medium_regular.py), and train kNN alone:
+          To start from an existing regular run (gpt_medium_regular.py) and only train kNN:
               --config.training.start_from=runs/gpt_medium/checkpoints/200000
               --config.optimizer.schedule_steps=400000  (as that run has: the rate continues)
-          With the arm that goes on regularly as a control:
+          To add the arm that continues regularly, as a control:
               --config.branches.arms="('regular','neighbours_in_context')"
-          To try all of it on any machine with 12 GB, for a step of each kind on the built-in corpus
+          To try everything on any machine with 12 GB, one step of each kind on the built-in corpus
           (peak memory 9.0 GB, in the branch 10.7; 4 minutes of CPU time; 7 GB of checkpoints):
               --config.design.corpus.files=builtin:encyclopaedia --config.design.encoder.folder=
               --config.design.tokenizer.folder= --config.design.tokenizer.vocab_size=1280
               --config.design.search.min_similarity=0.3 --config.batch_size=2
               --config.training.steps=1 --config.branches.steps=1 --config.optimizer.warmup=1
 Cost:     design: docs/scale.md. Training: about 18 hours on 16 TPU v5e chips: 0.29 s a
-          step, by the estimate of icl_jax.tpu.compile (docs/pods.md); not run
-Expected: about 250 of 20,000 Natural Questions right, closed-book and zero-shot, where regular
-          examples alone stay below 50 (Levine et al. 2022, figure 1)
+          step, as estimated by icl_jax.tpu.compile (docs/pods.md); not run
+Expected: about 250 of 20,000 Natural Questions right, closed-book and zero-shot; below 50 with
+          regular examples alone (Levine et al. 2022, figure 1)
 """
 
 from icl_jax.config import (
@@ -33,7 +33,7 @@ from icl_jax.config import (
     TrainingConfig,
 )
 from icl_jax.design.presets import preset as design_preset
-from icl_jax.models.presets import preset as model_preset
+from icl_jax.models.kinds import preset as model_preset
 from icl_jax.training.presets import preset as optimizer_preset
 
 
@@ -51,7 +51,7 @@ def get_config() -> ExperimentConfig:
         optimizer=optimizer_preset("knn-pretraining-medium"),
         training=TrainingConfig(
             steps=200_000,  # of regular examples; or 400,000
-            start_with="everything",  # of training.start_from, where that is given
+            start_with="everything",  # of training.start_from, if given
             checkpoint_every=2_000,
         ),
         # 20,000 as in figure 1; 10,000 in table 2.

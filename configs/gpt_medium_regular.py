@@ -2,14 +2,14 @@
 
 Command:  python -m icl_jax.main --config=configs/gpt_medium_regular.py --workdir=runs/gpt_medium
               --config.data.sources=FOLDER  (TFRecords of up to 256 GPT-2 tokens each)
-Cost:     about 32 hours on 16 TPU v5e chips: 0.29 s a step, by the estimate of
-          icl_jax.tpu.compile; docs/tpu_sharding.md says why this mesh and remat.
+Cost:     about 32 hours on 16 TPU v5e chips: 0.29 s a step, as estimated by
+          icl_jax.tpu.compile; docs/tpu_sharding.md explains this mesh and remat.
           Not run
 Expected: a zero-shot closed-book Natural Questions F1 below 1e-3 (Levine et al. 2022, figure 1)
 """
 
 from icl_jax.config import DataConfig, ExperimentConfig, MeshConfig, TrainingConfig
-from icl_jax.models.presets import preset as model_preset
+from icl_jax.models.kinds import preset as model_preset
 from icl_jax.training.presets import preset as optimizer_preset
 
 

@@ -5,8 +5,8 @@ Command:  python -m icl_jax.main --config=configs/mini_gpt_knn.py --workdir=runs
               --config.design.encoder.folder=FOLDER  (all-MiniLM-L6-v2)
               --config.evaluation.data=DATA  (with nq_open/NQ-open.dev.jsonl)
               --config.evaluation.perplexity.documents.files=FILE  (WikiText-103, wiki.valid.tokens)
-Cost:     70 minutes on 2 CPU cores that had other work to do: design 8, 800 steps 10, ten
-          branches 20, evaluating them 30
+Cost:     70 minutes on 2 CPU cores with other load: design 8, 800 steps 10, ten branches 20,
+          their evaluation 30
 Expected: docs/results.md
 """
 

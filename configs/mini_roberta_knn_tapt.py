@@ -7,12 +7,12 @@ Command:  python -m icl_jax.studies.task_sentences --data=DATA --to=runs/task.tx
               --config.design.corpus.files=FILE  (English Wikipedia; 8 MB of it are read)
               --config.design.queries.files=runs/task.txt
               --config.design.encoder.folder=FOLDER  (all-MiniLM-L6-v2)
-          DATA: SentEval's sts/ and sick/. The task's sentences are 1,200 of those of the training
-          sets that no test set holds, so that nothing is tested that was trained on. As in the
-          paper a row holds one of them and what belongs to it, in every arm: 5 epochs are 253
-          updates of 24 sentences of the task, the same ones in each arm.
-Cost:     51 minutes on 2 CPU cores that had other work to do: design 6, 700 steps from scratch
-          19, ten runs of the arms 22, STS of each 4
+          DATA: SentEval's sts/ and sick/. The task's sentences are 1,200 from the training sets
+          that are in no test set, so that nothing is tested that was trained on. As in the paper,
+          a row holds one of them and what belongs to it, in every arm: 5 epochs are 253 updates
+          with 24 sentences of the task, the same ones in each arm.
+Cost:     51 minutes on 2 CPU cores with other load: design 6, 700 steps from scratch 19, ten
+          runs of the arms 22, STS of each 4
 Expected: docs/results.md
 """
 
@@ -36,7 +36,7 @@ ARMS = (
     "task_only", "random_in_batch", "neighbours_in_batch", "random_in_context",
     "neighbours_in_context",
 )  # fmt: skip
-PADDING, MASK = 2, 3  # ids of a tokenizer that is trained here; 0 ends a text, 1 is the separator
+PADDING, MASK = 2, 3  # ids in a tokenizer trained here; 0 ends a text, 1 is the separator
 
 
 def get_config() -> ExperimentConfig:
@@ -58,12 +58,12 @@ def get_config() -> ExperimentConfig:
             queries=CorpusConfig(text_documents="line", clean=False, **sentences),
             tokenizer=TokenizerConfig(vocab_size=8192),
             encoder=EncoderConfig(max_tokens=128),
-            # So little text holds few sentences near to a task's. At 0.4, where two of three have a
-            # neighbour, that shares a topic, no more.
+            # So little text has few sentences near a task's. At 0.4, two of three have a neighbour,
+            # which shares the topic at most.
             search=SearchConfig(neighbours=5, min_similarity=0.4, index="Flat"),
             examples=ExamplesConfig(arms=("contiguous", *ARMS), rows="one_query", min_neighbours=0),
         ),
-        data=DataConfig(sources=("design:contiguous",), pack=True),  # the trunk; arms are not
+        data=DataConfig(sources=("design:contiguous",), pack=True),  # the trunk; arms aren't packed
         optimizer=optimizer_preset("knn-tapt", learning_rate=1e-3, warmup=100),
         training=TrainingConfig(
             objective="masked_token",

@@ -1,14 +1,14 @@
 """The effect in minutes: the same sentences, arranged in five ways, make five different models.
 
-A small GPT is trained on a made-up encyclopaedia as one usually does; then five arms go on from its
-last checkpoint. Each is asked, closed book, about people of whom the encyclopaedia states every
-fact and asks nothing: `python -m icl_jax.corpus.builtin --to=FOLDER` writes it to look at.
+A small GPT is trained on a made-up encyclopaedia in the usual way; then five variants ("arms")
+continue from its last checkpoint. Each is asked, closed book, about people whose facts the
+encyclopaedia states but never asks about: `python -m icl_jax.corpus.builtin --to=FOLDER` writes it.
 
 Command:  python -m icl_jax.main --config=configs/quickstart.py --workdir=runs/quickstart
 Cost:     4 minutes on 2 CPU cores
-Expected: of 600 questions neighbours_in_context answers 207 (with --config.seed=1 191, with 2 224),
-          random_in_context 10 (5, 6), the other three none. These are numbers of an AMD EPYC with
-          AVX-512; other CPUs gave 203 to 221 with seed 0 (docs/results.md)
+Expected: of 600 questions neighbours_in_context answers 207 (191 with --config.seed=1, 224 with 2),
+          random_in_context 10 (5, 6), the other three none. These numbers are from an AMD EPYC
+          with AVX-512; other CPUs gave 203 to 221 with seed 0 (docs/results.md)
 Your own: --config.design.corpus.files=... --config.evaluation.questions.file=... (a .jsonl with
           `question` and `answer`, a list of right ones); then look at the neighbours with
           `python -m icl_jax.retrieval.show` and choose design.search.min_similarity
@@ -41,7 +41,7 @@ def get_config() -> ExperimentConfig:
         model=GPTConfig(
             vocab_size=VOCABULARY,
             context_length=64,
-            num_layers=2,  # the fewest that can find a name again and go on as it did before
+            num_layers=2,  # the fewest that can find a name again and continue as it did before
             embed_dim=128,
             num_heads=4,
             position="rotary",
@@ -50,7 +50,7 @@ def get_config() -> ExperimentConfig:
             corpus=CorpusConfig(files=("builtin:encyclopaedia",), max_sentence_tokens=48),
             tokenizer=TokenizerConfig(vocab_size=VOCABULARY),
             encoder=EncoderConfig(tfidf_dim=1024),  # a direction for every word
-            search=SearchConfig(neighbours=2, min_similarity=0.3),  # of TF-IDF
+            search=SearchConfig(neighbours=2, min_similarity=0.3),  # for TF-IDF
             examples=ExamplesConfig(card_samples=30),
         ),
         data=DataConfig(sources=("design:contiguous",), pack=True),  # the in-batch arms are short

@@ -3,14 +3,14 @@
 Command:  python -m icl_jax.main --config=configs/roberta_base_mlm.py --workdir=runs/roberta
               --config.data.sources=FOLDER  (TFRecords of up to 256 RoBERTa tokens each)
               --config.training.start_from=FOLDER  (roberta-base: config.json, model.safetensors)
-Cost:     170,000 examples are 3,320 steps; minutes on 16 TPU v5e chips if a step takes the 0.1 s of
+Cost:     170,000 examples are 3,320 steps; minutes on 16 TPU v5e chips if a step takes 0.1 s as for
           GPT-base, which is as large; not run
-Expected: with the task's sentences alone (TAPT) 59.8 averaged over the seven STS tasks, with their
-          neighbours in context 61.0 (Levine et al. 2022, table 1)
+Expected: averaged over the seven STS tasks, 59.8 with the task's sentences alone (TAPT), 61.0 with
+          their neighbours in context (Levine et al. 2022, table 1)
 """
 
 from icl_jax.config import DataConfig, ExperimentConfig, MeshConfig, TrainingConfig
-from icl_jax.models.presets import preset as model_preset
+from icl_jax.models.kinds import preset as model_preset
 from icl_jax.training.presets import preset as optimizer_preset
 
 

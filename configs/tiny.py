@@ -1,4 +1,4 @@
-"""A GPT small enough for any machine, on a random language made on the spot: to try the code.
+"""A GPT small enough for any machine, on a random language made on the spot, to try the code.
 
 Command:  python -m icl_jax.main --config=configs/tiny.py --workdir=runs/tiny
 Cost:     a minute on 2 CPU cores

@@ -1,6 +1,6 @@
 """The device mesh, and the one table from logical axes to mesh axes.
 
-Models name logical axes only; which devices hold what is decided here and nowhere else.
+Models only name logical axes; which devices hold what is decided here and nowhere else.
 """
 
 from collections.abc import Callable, Sequence
@@ -41,7 +41,8 @@ def make_mesh(config: MeshConfig, devices: Sequence[jax.Device] | None = None) -
             f"mesh {wanted} needs {int(np.prod(sizes))} devices, but there are {len(devices)}; "
             "change mesh.data, mesh.fsdp or mesh.tensor so that their product is the device count"
         )
-    # jax.make_mesh lays neighbours on the pod's network and would default to Explicit axes.
+    # jax.make_mesh places neighbours next to each other on the pod's network; its default axes
+    # would be Explicit.
     return jax.make_mesh(sizes, MESH_AXES, axis_types=(AxisType.Auto,) * 3, devices=devices)
 
 
@@ -65,7 +66,7 @@ def make_host_mesh(config: MeshConfig) -> Mesh:
 
 
 def spec(logical_axes: Sequence[str | None], shape: Sequence[int], mesh) -> PartitionSpec:
-    """Where an array with these axes lies; an axis that the devices don't divide stays whole."""
+    """The placement of an array with these axes; one that the devices don't divide stays whole."""
     if len(logical_axes) != len(shape):
         raise ValueError(f"logical axes {logical_axes} do not fit the shape {tuple(shape)}")
     entries, taken = [], {}
@@ -77,7 +78,7 @@ def spec(logical_axes: Sequence[str | None], shape: Sequence[int], mesh) -> Part
             if axis in taken:
                 raise ValueError(
                     f"logical axes '{taken[axis]}' and '{logical}' of {tuple(logical_axes)} "
-                    f"both lie on mesh axis '{axis}'; change LOGICAL_TO_MESH"
+                    f"are both on mesh axis '{axis}'; change LOGICAL_TO_MESH"
                 )
             taken[axis] = logical
         parts = int(np.prod([mesh.shape[axis] for axis in wanted]))
@@ -88,11 +89,11 @@ def spec(logical_axes: Sequence[str | None], shape: Sequence[int], mesh) -> Part
 
 
 def own_rows(like: jax.ShapeDtypeStruct, owns: Callable | None = None) -> np.ndarray:
-    """The rows (places in axis 0) that this process must supply, in rising order.
+    """The rows (places in axis 0) that this process must supply, in ascending order.
 
-    They are asked of the sharding: a mesh may have its devices in any order (that of a real slice
-    is not that of its hosts), and several processes may need the same rows. `owns`: which devices
-    are this process' own.
+    They are read from the sharding, because a mesh may list its devices in any order (on a real
+    slice not that of the hosts), and several processes may need the same rows. `owns` says which
+    devices belong to this process.
     """
     owns = owns or (lambda device: device.process_index == jax.process_index())
     every, places = np.arange(like.shape[0]), like.sharding.devices_indices_map(like.shape)
@@ -101,7 +102,7 @@ def own_rows(like: jax.ShapeDtypeStruct, owns: Callable | None = None) -> np.nda
 
 
 def put_rows(local: np.ndarray, like: jax.ShapeDtypeStruct) -> jax.Array:
-    """The array of all processes; each gives its `own_rows`."""
+    """The array of all processes; each supplies its `own_rows`."""
     rows, every = own_rows(like), np.arange(like.shape[0])
 
     def part(index: tuple[slice, ...]) -> np.ndarray:
@@ -111,7 +112,7 @@ def put_rows(local: np.ndarray, like: jax.ShapeDtypeStruct) -> jax.Array:
 
 
 def constrain(x: jax.Array, *logical_axes: str | None) -> jax.Array:
-    """Pins an activation to the mesh that is set (or in use); does nothing without one."""
+    """Pins an activation to the mesh that is set or in use; does nothing without one."""
     mesh = jax.sharding.get_abstract_mesh()
     if mesh.empty:
         return x
@@ -124,13 +125,13 @@ def constrain(x: jax.Array, *logical_axes: str | None) -> jax.Array:
 
 
 def platform() -> str:
-    """What is being traced for: the devices of the mesh in use, or the default ones."""
+    """The platform that is traced for: that of the mesh in use, or of the default devices."""
     device = jax.sharding.get_abstract_mesh().abstract_device
     return jax.default_backend() if device is None else device.platform
 
 
 def use_mesh_of(model: nnx.Module):
-    """A context in which `constrain` knows the mesh that the model lies on, if none is set."""
+    """A context in which `constrain` uses the model's own mesh, unless one is set."""
     array = jax.tree.leaves(nnx.state(model))[0]
     if not isinstance(array, jax.Array) or isinstance(array, jax.core.Tracer):
         return contextlib.nullcontext()
@@ -146,7 +147,7 @@ def variable_axes(variable: nnx.Variable) -> tuple[str | None, ...]:
 
 
 def variable_sharding(variable: nnx.Variable, mesh: Mesh) -> NamedSharding:
-    """Where a parameter lies."""
+    """Where a parameter is placed."""
     return NamedSharding(mesh, spec(variable_axes(variable), variable.shape, mesh))
 
 
@@ -160,13 +161,13 @@ def state_shardings(state: nnx.State, mesh: Mesh) -> nnx.State:
 
 
 def with_auto_axes(mesh: Mesh) -> Mesh:
-    """`mesh` with axes that the compiler shards over, whatever `jax.make_mesh` made them."""
+    """`mesh` with Auto axes, which the compiler shards over, whatever types it had."""
     check_mesh(mesh)
     return Mesh(mesh.devices, mesh.axis_names, axis_types=(AxisType.Auto,) * len(mesh.axis_names))
 
 
 def check_mesh(mesh) -> None:
-    """Stops on a mesh whose axes the table does not know."""
+    """Stops on a mesh with axes that are not in the table."""
     unknown = [axis for axis in mesh.axis_names if axis not in MESH_AXES]
     if unknown:
         raise ConfigError(

@@ -24,7 +24,7 @@ FORMER = {  # names of commands
     "example_design.export": "design.export",
     "training.compile_for_tpu": "tpu.compile",
 }
-NO_COMMANDS = {"studies.pods_measure"}  # started by another command only
+NO_COMMANDS = {"studies.pods.measure"}  # started by another command only
 # Their help does not wait for JAX.
 LIGHT = [
     "main", "corpus.builtin", "evaluation.run", "retrieval.show", "design.explain", "design.export",

@@ -10,7 +10,7 @@ PACKAGE = Path(__file__).parents[1] / "icl_jax"
 
 # A module may import from its own layer and from those before it.
 LAYERS = [
-    {"design.arms", "evaluation.tasks"},  # tables alone, which import nothing
+    {"design.arms", "evaluation.tasks", "tpu.chips"},  # tables alone, which import nothing
     {"config"},
     {"cli", "files", "workers", "sharding"},
     {"corpus", "models", "data"},

@@ -1,7 +1,7 @@
 """Every config dataclass, and the checks that stop a wrong one before any work is done.
 
 A file of `configs/` defines `get_config() -> ExperimentConfig`; `--config.FIELD=value` overrides.
-The dataclasses stay unfrozen because the flags assign to their fields; each checks its own.
+The dataclasses are not frozen because the flags assign to their fields; each checks its own.
 """
 
 from icl_jax.config.checks import (

@@ -21,7 +21,7 @@ RUNNERS = ("local", "beam")
 PACKED, ONE_QUERY = ROWS = ("packed", "one_query")
 JAX_INDEXES = ("auto", "exact", "approximate")
 MIN_TRAINED_VOCABULARY = 257
-MAX_NEIGHBOURS = 500  # a query is given 2,048 candidates at most
+MAX_NEIGHBOURS = 500  # a query gets at most 2,048 candidates
 MAX_SHARD_MEGABYTES = 512  # a worker holds a whole shard
 
 
@@ -29,19 +29,19 @@ MAX_SHARD_MEGABYTES = 512  # a worker holds a whole shard
 class CorpusConfig:
     """Which documents are read, and how they become sentences (rules: `corpus/sentences.py`)."""
 
-    # Files, folders or globs; tfds:NAME (tfds:wikipedia/20230601.en) or tfds:FOLDER, prepared; or
+    # Files, folders or globs; tfds:NAME (tfds:wikipedia/20230601.en) or a prepared tfds:FOLDER; or
     # builtin:encyclopaedia.
     files: tuple[str, ...] = ()
     format: str = "auto"  # auto (by name), text, jsonl, wikiextractor, parquet; .gz is unpacked
     text_field: str = "text"  # jsonl, parquet, tfds: the field that holds the text
-    title_field: str = "title"  # the same, of the title, where there is one
-    text_documents: str = "file"  # in a text file a document is: file, block (blank lines), line
-    language: str = "en"  # of the sentence splitter
-    clean: bool = True  # drop titles, headings, lists and what is left of markup
-    max_sentence_tokens: int = 128  # longer sentences are
+    title_field: str = "title"  # the same for the title, if there is one
+    text_documents: str = "file"  # a document in a text file: file, block (blank lines), line
+    language: str = "en"  # for the sentence splitter
+    clean: bool = True  # drop titles, headings, lists and leftovers of markup
+    max_sentence_tokens: int = 128  # what happens to longer sentences is next
     long_sentences: str = "split"  # split or drop
-    max_bad_share: float = 0.01  # of the documents may be unreadable; more stop the run
-    megabytes: float = 0.0  # only the first so many, to the end of a shard; 0: all
+    max_bad_share: float = 0.01  # of documents that may be unreadable; more stop the run
+    megabytes: float = 0.0  # read only this much, up to the end of a shard; 0: everything
 
     def problems(self) -> list[str]:
         found: list[str] = []
@@ -58,12 +58,12 @@ class CorpusConfig:
 
 @dataclasses.dataclass
 class TokenizerConfig:
-    """Text to the tokens of the model: a published tokenizer, or one trained on the corpus."""
+    """From text to tokens: a published tokenizer, or one trained on the corpus."""
 
     folder: str = ""  # with tokenizer.json, or vocab.json + merges.txt; "": train one
-    vocab_size: int = 8192  # of the trained one, special tokens included; from 257 up
-    # Between the sentences of an example. "": one that the vocabulary holds unused (RoBERTa's
-    # madeupword0000), else the new token <|separator|> at its end (GPT-2: id 50257).
+    vocab_size: int = 8192  # of a trained one, including special tokens; at least 257
+    # Between the sentences of an example. "": an unused token of the vocabulary (RoBERTa's
+    # madeupword0000), or if there is none, a new token <|separator|> at its end (GPT-2: id 50257).
     separator: str = ""
 
     def problems(self) -> list[str]:
@@ -76,7 +76,7 @@ class TokenizerConfig:
         if self.separator:
             found.append(
                 f"separator '{self.separator}' is for a published tokenizer (tokenizer.folder); "
-                "one that is trained has <|separator|>"
+                "a trained one always has <|separator|>"
             )
         return found
 
@@ -85,12 +85,12 @@ class TokenizerConfig:
 class EncoderConfig:
     """What turns sentences into vectors."""
 
-    # A sentence-transformers folder (BERT, RoBERTa), or a model folder (mean of the last layer; our
-    # own by `training.export`). "": TF-IDF and SVD, fitted on the corpus.
+    # A sentence-transformers folder (BERT, RoBERTa), or a model folder (mean of the last layer; for
+    # our own models see `training.export`). "": TF-IDF and SVD, fitted on the corpus.
     folder: str = ""
     tfidf_dim: int = 512  # of these vectors
-    max_tokens: int = 0  # a longer sentence is cut; 0: what the folder says
-    # Tokens of one step, padding included; a CPU takes at most 1024 for each device: its caches.
+    max_tokens: int = 0  # longer sentences are cut; 0: as the folder says
+    # Tokens of one step, including padding; a CPU gets at most 1024 per device, for its caches.
     batch_tokens: int = 8192
     dtype: str = "float32"  # of the matrix products; bfloat16 on accelerators
     store: str = "float16"  # of the vectors on disk; or float32
@@ -108,18 +108,18 @@ class EncoderConfig:
 class SearchConfig:
     """Which sentences count as related."""
 
-    neighbours: int = 10  # most of one query
-    # Cosine that a neighbour must be above (Levine et al. 2022, section 3, with RoBERTa-large). It
-    # belongs to the encoder: 0.8 is rare with MiniLM, and with TF-IDF 0.4 is already near.
+    neighbours: int = 10  # at most, per query
+    # A neighbour's cosine must be above this (Levine et al. 2022, section 3, with RoBERTa-large).
+    # The right value depends on the encoder: 0.8 is rare with MiniLM, 0.4 is near with TF-IDF.
     min_similarity: float = 0.8
-    same_document: bool = False  # True: a query's own document may hold neighbours too
-    # Near duplicates are left out, of the query and of each other: sentences whose sets of three
+    same_document: bool = False  # True: neighbours may come from the query's own document
+    # Near duplicates of the query and of each other are excluded: sentences whose sets of three
     # consecutive words have at least this Jaccard index. Above 1: only equal sentences are.
     duplicate_jaccard: float = 0.6
     engine: str = "faiss"  # or jax: brute force on the devices
     index: str = "auto"  # faiss: a factory string; jax: exact or approximate; auto: by size
-    probes: int = 0  # faiss IVF: lists searched for a query; 0: automatic
-    memory_gigabytes: float = 8.0  # that an automatic choice may take
+    probes: int = 0  # faiss IVF: lists searched per query; 0: automatic
+    memory_gigabytes: float = 8.0  # limit for the automatic choice of an index
     recall_sample: int = 1000  # queries whose recall against brute force is measured; 0: none
 
     def problems(self) -> list[str]:
@@ -148,27 +148,28 @@ class ExamplesConfig:
         "contiguous", "neighbours_in_context", "random_in_context", "neighbours_in_batch",
         "random_in_batch",
     )  # fmt: skip
-    max_tokens: int = 0  # of an example, special tokens included; 0: sequence_length
-    # What a row of training holds, of the arms that have queries. packed: as many examples as fit.
+    max_tokens: int = 0  # of an example, including special tokens; 0: sequence_length
+    # What a training row holds, in arms that have queries. packed: as many examples as fit.
     # one_query: a query and what belongs to it, so that every arm has the same queries in each
-    # update (Levine et al. 2022, section 3.1); in batch, its sentences share the row, each an
-    # example of its own. Needs data.pack=False, which branches.epochs see to.
+    # update (Levine et al. 2022, section 3.1); in batch, its sentences share the row, each as a
+    # separate example. Needs data.pack=False, which branches.epochs sets.
     rows: str = "packed"
-    min_neighbours: int = 1  # a query with fewer is left out of every arm that has queries
-    path_diversity: float = 0.0  # document_path: 0 to 1, penalty for what the last context had
+    min_neighbours: int = 1  # a query with fewer is excluded from every arm that has queries
+    path_diversity: float = 0.0  # document_path: 0 to 1, penalty for repeating the last context
     entity_documents: int = 20  # shared_entity: a term in more documents than this is not rare
-    # A group is kept only if this model (a Hugging Face folder, or ours by `training.export`) finds
-    # its sentences easier in context than apart, by more than `min_gain` nats per token. "": all.
+    # A group is kept only if this model (a Hugging Face folder; for ours see `training.export`)
+    # predicts its sentences better together than apart, by more than `min_gain` nats per token.
+    # "": all groups are kept.
     gain_model: str = ""
     min_gain: float = 0.0
     # Whose groups are filtered so; strategies that are made from others follow these.
     gain_strategies: tuple[str, ...] = ("neighbours", "shared_entity", "document_path")
-    evaluation_files: tuple[str, ...] = ()  # whose overlap with the examples the data card tells
-    # Of the sentences that the arms random_* deal to a query, those with a cosine above
-    # search.min_similarity: this share or more stops the build (1: never), 1% is warned of.
+    evaluation_files: tuple[str, ...] = ()  # the data card reports their overlap with the examples
+    # The arms random_* may by chance give a query sentences with a cosine above
+    # search.min_similarity: this share of them stops the build (1: never), 1% causes a warning.
     max_related_share: float = 0.05
-    overlap_words: int = 13  # consecutive words in common count as overlap
-    card_samples: int = 100  # examples of each arm that the data card shows
+    overlap_words: int = 13  # this many consecutive words in common count as overlap
+    card_samples: int = 100  # examples of each arm in the data card
 
     def problems(self) -> list[str]:
         found: list[str] = []
@@ -177,7 +178,7 @@ class ExamplesConfig:
         for strategy in self.gain_strategies:
             require_choice(found, "gain_strategies: each", strategy, tuple(own_strategies()))
         if len(set(self.arms)) < len(self.arms) or not self.arms:
-            found.append(f"arms must be different ones, at least one, got {self.arms}")
+            found.append(f"arms must name at least one arm, and none twice, got {self.arms}")
         require_choice(found, "rows", self.rows, ROWS)
         require_at_least_0(found, self, "max_tokens", "min_neighbours", "card_samples")
         require_share(found, self, "path_diversity", "max_related_share")
@@ -194,14 +195,14 @@ class DesignConfig:
     """From text to training examples."""
 
     corpus: CorpusConfig = dataclasses.field(default_factory=CorpusConfig)
-    # kNN-TAPT: the task's sentences; without files, the corpus is searched with its own sentences.
+    # kNN-TAPT: the task's sentences; without files, the sentences of the corpus are the queries.
     queries: CorpusConfig = dataclasses.field(default_factory=CorpusConfig)
     tokenizer: TokenizerConfig = dataclasses.field(default_factory=TokenizerConfig)
     encoder: EncoderConfig = dataclasses.field(default_factory=EncoderConfig)
     search: SearchConfig = dataclasses.field(default_factory=SearchConfig)
     examples: ExamplesConfig = dataclasses.field(default_factory=ExamplesConfig)
-    shard_megabytes: float = 4.0  # of text; what is lost at most when the run is killed
-    workers: int = 0  # processes; 0: one for each core. The result does not depend on it
+    shard_megabytes: float = 4.0  # of text; at most this much work is lost if the run is killed
+    workers: int = 0  # processes; 0: one per core. The result does not depend on it
     runner: str = "local"  # or beam: Apache Beam (extra beam); every worker must see the workdir
     beam_options: tuple[str, ...] = ()  # as for any Beam pipeline, such as --runner=FlinkRunner
 

@@ -1,4 +1,4 @@
-"""All of one experiment, and the runs that branch off it."""
+"""A whole experiment, and the runs that branch off it."""
 
 import dataclasses
 
@@ -18,22 +18,22 @@ from icl_jax.design.arms import ARMS
 
 @dataclasses.dataclass
 class BranchesConfig:
-    """Runs that all go on from the last checkpoint of this one, each its own way: a comparison."""
+    """Runs to compare: all continue from the last checkpoint of this one, each on its own arm."""
 
-    # Arms of the design; or `regular`, which goes on with the sources that the run has; or `trunk`,
-    # which is this run itself as it is, to be compared with the others. Empty: no branches.
+    # Arms of the design; or `regular`, which continues with the run's own sources; or `trunk`, the
+    # run itself, to compare the others with. Empty: no branches.
     arms: tuple[str, ...] = ()
     reference: str = "neighbours_in_context"  # the arm that the others are compared with
-    # Either so many steps more, by the same optimiser, whose schedule ends with them; examples of
-    # the arm are this share of every batch, the rest is of the sources that the run has,
+    # Either train for this many more steps with the same optimiser, whose schedule ends with them.
+    # This share of every batch is examples of the arm, the rest comes from the run's own sources.
     steps: int = 0
     share: float = 0.5
-    # or so many passes over the examples of the arm alone, by an optimiser of their own. With
-    # design.examples.rows=one_query these are as many updates in every arm.
+    # Or make this many passes over the examples of the arm alone, with a separate optimiser. With
+    # design.examples.rows=one_query this is the same number of updates in every arm.
     epochs: float = 0.0
     optimizer: OptimizerConfig = dataclasses.field(default_factory=OptimizerConfig)
-    learning_rates: tuple[float, ...] = ()  # each arm with each of these; empty: the optimiser's
-    seeds: int = 1  # each arm so often, with config.seed, config.seed + 1, ...
+    learning_rates: tuple[float, ...] = ()  # to try for each arm; empty: the optimiser's
+    seeds: int = 1  # runs per arm, with config.seed, config.seed + 1, ...
 
     def problems(self) -> list[str]:
         found: list[str] = []
@@ -45,7 +45,7 @@ class BranchesConfig:
         if len(set(self.arms)) < len(self.arms):
             found.append(f"arms names an arm twice: {', '.join(self.arms)}")
         if len({f"{rate:g}" for rate in self.learning_rates}) < len(self.learning_rates):
-            found.append(  # folders are called by these
+            found.append(  # they are part of folder names
                 f"learning_rates must differ in their first 6 digits, got {self.learning_rates}"
             )
         if any(rate <= 0 for rate in self.learning_rates):
@@ -61,19 +61,19 @@ class BranchesConfig:
             )
         if self.steps and self.learning_rates:
             found.append(
-                "learning_rates are for branches.epochs; with branches.steps each arm goes on with "
-                "the run's own schedule"
+                "learning_rates are for branches.epochs; with branches.steps each arm continues "
+                "with the run's own schedule"
             )
         if self.share == 0:
             found.append("share must be above 0: the arms would all be regular")
         if self.epochs and "regular" in self.arms:
-            found.append("the arm regular goes on for branches.steps, but branches.epochs is set")
+            found.append("the arm regular needs branches.steps, but branches.epochs is set")
         return found
 
 
 @dataclasses.dataclass
 class ExperimentConfig:
-    """All of one experiment."""
+    """A whole experiment."""
 
     seed: int = 0
     batch_size: int = 512  # rows of the global batch (Levine et al. 2022, appendix D)
@@ -85,7 +85,7 @@ class ExperimentConfig:
     optimizer: OptimizerConfig = dataclasses.field(default_factory=OptimizerConfig)
     training: TrainingConfig = dataclasses.field(default_factory=TrainingConfig)
     branches: BranchesConfig = dataclasses.field(default_factory=BranchesConfig)
-    # Each round trains, then embeds the corpus with its model and searches again for the next.
+    # Each round trains, then embeds the corpus with its model and searches it for the next round.
     rounds: int = 1
     evaluation: EvaluationConfig = dataclasses.field(default_factory=EvaluationConfig)
 
@@ -103,7 +103,7 @@ class ExperimentConfig:
 
 
 def _rows_problems(config) -> list[str]:
-    """Packed rows and one query a row exclude each other; branches.epochs see to it."""
+    """Packing rows contradicts one query per row; branches.epochs switches packing off."""
     if not config.data.pack or config.design.examples.rows != ONE_QUERY:
         return []
     mixed = config.branches.arms if config.branches.steps else ()

@@ -1,4 +1,4 @@
-"""Which network: a GPT, a RoBERTa or BERT, or the one that the theory analyses."""
+"""The networks: GPT, RoBERTa and BERT, and the one that the theory analyses."""
 
 import dataclasses
 
@@ -10,13 +10,13 @@ REMAT_POLICIES = ("none", "dots", "full")
 ATTENTIONS = ("auto", "plain", "splash")
 SPLASH_HEAD_UNIT = 64  # heads of 64 and 128 were compiled
 DTYPES = ("float32", "bfloat16")
-ANALYSED_DTYPES = (*DTYPES, "float64")  # what theory computes in, under jax.enable_x64
+ANALYSED_DTYPES = (*DTYPES, "float64")  # theory computes in float64, under jax.enable_x64
 EMBEDDINGS = ("vocabulary", "convolution")
 
 
 @dataclasses.dataclass(unsafe_hash=True)
 class TransformerConfig:
-    """What GPT and RoBERTa have in common. Hashable, for a model keeps a copy as static data."""
+    """What GPT and RoBERTa share. Hashable, because a model keeps a copy as static data."""
 
     vocab_size: int = 50257
     context_length: int = 1024  # most tokens of one group; learned positions have this many rows
@@ -30,15 +30,15 @@ class TransformerConfig:
     position: str = "learned"  # learned, sinusoidal, linear, none, alibi, rotary
     embedding_rank: int | None = None  # r: token embedding factored V x r, r x D; None: full
     position_rank: int | None = None  # the same for learned positions
-    tie_head: bool = True  # False: the output head has a matrix of its own
-    embedding_dropout: float = 0.1  # dropout acts only where a dropout key is given
+    tie_head: bool = True  # False: the output head has its own matrix
+    embedding_dropout: float = 0.1  # dropout acts only if a dropout key is given
     attention_dropout: float = 0.1
     residual_dropout: float = 0.1
-    dtype: str = "float32"  # of the matrix products; parameters, softmax, norms, logits: float32
+    dtype: str = "float32"  # of matrix products; parameters, softmax, norms, logits stay float32
     scan_layers: bool = False  # True: one compiled block, parameters stacked over layers
     remat: str = "none"  # recompute in the backward pass: none, dots (keep matmuls), full
-    # plain; splash: the TPU's kernel, which has neither ALiBi nor attention dropout; auto: splash
-    # where it can be and is faster: on a TPU, rows of 1,024 tokens or more, attention_dropout 0.
+    # plain; splash: the TPU's kernel, without ALiBi or attention dropout; auto: splash where it is
+    # possible and faster (on a TPU, rows of 1,024 tokens or more, attention_dropout 0).
     attention: str = "auto"
 
     def problems(self) -> list[str]:
@@ -76,9 +76,9 @@ class RobertaConfig(TransformerConfig):
     token_types: int = 1  # rows of the token type embedding (RoBERTa 1, BERT 2)
     pad_token_id: int = 1  # its embedding starts at zero
     position_offset: int = 2  # position row of a group's first token; RoBERTa: pad_token_id + 1
-    head_activation: str = "gelu"  # of the MLM head: RoBERTa's is gelu, BERT's that of the layers
+    head_activation: str = "gelu"  # of the MLM head: gelu in RoBERTa, that of the layers in BERT
     mlm_head: bool = True  # False: an encoder without output head (hidden states only)
-    pooler: bool = False  # BERT's tanh layer on the first token, kept for the round trip
+    pooler: bool = False  # BERT's tanh layer on the first token, kept so that export has it again
 
     def problems(self) -> list[str]:
         found = super().problems()
@@ -109,12 +109,12 @@ class LinearAttentionConfig:
     residual: bool = False  # Levine et al. 2020, A.4
     embedding: str = "vocabulary"  # or convolution (Wies et al. 2021, eq. 2)
     input_dim: int = 1  # convolution: size of a raw input vector
-    kernel_size: int = 1  # convolution: raw input vectors to a position (M / N)
-    position: str = "none"  # none, learned, sinusoidal, linear: what can be added to an embedding
+    kernel_size: int = 1  # convolution: raw input vectors per position (M / N)
+    position: str = "none"  # none, or one added to the embedding: learned, sinusoidal, linear
     embedding_rank: int | None = None  # r
     position_rank: int | None = None
-    tie_head: bool = True  # logits from the vocabulary matrix; a convolution has none to tie to
-    dtype: str = "float32"  # float64 under jax.enable_x64, as `theory` measures
+    tie_head: bool = True  # logits from the vocabulary matrix; must be False with a convolution
+    dtype: str = "float32"  # or float64 under jax.enable_x64, as in `theory`
     scan_layers: bool = False
     remat: str = "none"
 
@@ -155,7 +155,7 @@ def _network_problems(config, dtypes: tuple[str, ...] = DTYPES) -> list[str]:
     if config.position_rank is not None and config.position != "learned":
         found.append(
             f"position_rank is for learned positions, but position is '{config.position}'; "
-            "set position='learned' or leave position_rank out"
+            "set position='learned' or remove position_rank"
         )
     return found
 

@@ -1,4 +1,4 @@
-"""Which records make a batch, on which devices, and how the model learns from them."""
+"""Which records make up a batch, on which devices, and how the model learns from them."""
 
 import dataclasses
 import itertools
@@ -18,11 +18,11 @@ DROPOUT_KEYS = ("auto", "threefry", "rbg")
 
 @dataclasses.dataclass
 class MeshConfig:
-    """Devices per mesh axis; one axis may be -1: all devices that the others leave."""
+    """Devices per mesh axis; one axis may be -1: all devices left over by the others."""
 
-    data: int = -1  # copies of the parameters, each with its part of the batch
-    fsdp: int = 1  # parameters and batch cut over these
-    tensor: int = 1  # heads, feed-forward and vocabulary cut over these
+    data: int = -1  # copies of the parameters, each with a part of the batch
+    fsdp: int = 1  # parameters and batch are sharded over these
+    tensor: int = 1  # heads, feed-forward and vocabulary are sharded over these
 
     def problems(self) -> list[str]:
         sizes = dataclasses.asdict(self)
@@ -41,14 +41,14 @@ class DataConfig:
     """Which records make up a batch. A source is a folder or a glob of TFRecord files."""
 
     sources: tuple[str, ...] = ()
-    # (first step, weight of each source), from step 0 on. Regular examples until step 200,000, then
-    # half and half in every batch: ((0, (1, 0)), (200_000, (1, 1))). Empty: equal weights.
+    # (first step, weight of each source), starting at step 0. Regular examples until step 200,000,
+    # then half and half in every batch: ((0, (1, 0)), (200_000, (1, 1))). Empty: equal weights.
     phases: tuple[tuple[int, tuple[float, ...]], ...] = ()
-    # Put several short records into one row; each keeps its own groups. Never with records that
-    # were designed for one query a row (design.examples.rows).
+    # Put several short records into one row; each keeps its own groups. Not for records that were
+    # designed for one query per row (design.examples.rows).
     pack: bool = False
-    workers: int = 0  # processes that read ahead; 0: threads of the training process
-    prefetch: int = 4  # batches read ahead (by each worker)
+    workers: int = 0  # processes that read ahead; 0: threads in the training process
+    prefetch: int = 4  # batches read ahead by each worker
 
     def problems(self) -> list[str]:
         found: list[str] = []
@@ -79,7 +79,7 @@ class OptimizerConfig:
     schedule: str = "cosine"  # after the warm-up: constant, linear or cosine down to `final_share`
     final_share: float = 0.0  # of the peak, at the last step
     schedule_steps: int = 0  # where the schedule ends; 0: at the last step of the run
-    # Linear from 0; in steps, or in epochs where training.epochs (or branches.epochs) is set.
+    # Linear from 0; in steps, or in epochs if training.epochs (or branches.epochs) is set.
     warmup: float = 2000
     b1: float = 0.9
     b2: float = 0.95
@@ -101,29 +101,29 @@ class OptimizerConfig:
 
 @dataclasses.dataclass
 class TrainingConfig:
-    """What the model learns, for how long, and what is kept."""
+    """What the model learns, for how long, and what is saved."""
 
     objective: str = "next_token"  # or masked_token
     steps: int = 0  # either this many steps
     epochs: float = 0.0  # or this many passes over the only source
-    accumulate: int = 1  # parts of a batch that run one after the other; the result is the same
-    dropout: bool = True  # the rates are the model's
-    # What draws it: threefry, the same bits on every machine and mesh; rbg, the generator of the
-    # hardware, which on a TPU takes a fraction of the time; auto: rbg on TPUs, threefry elsewhere.
-    # A run keeps what it began with; weights and masks are always drawn by threefry.
+    accumulate: int = 1  # compute a batch in this many parts in turn; the result is the same
+    dropout: bool = True  # the rates are in the model's config
+    # Its generator: threefry gives the same bits on every machine and mesh; rbg, the generator of
+    # the hardware, takes a fraction of the time on a TPU; auto: rbg on TPUs, threefry elsewhere.
+    # A run keeps the one that it began with; weights and masks always use threefry.
     dropout_keys: str = "auto"
     ema_decay: float = 0.0  # moving average of the weights, kept beside them; 0: none
     mask_token_id: int = 50264  # masked_token: RoBERTa's <mask>
-    # masked_token: these are never chosen, and never a random replacement.
+    # masked_token: these are never chosen and never used as replacements.
     special_token_ids: tuple[int, ...] = (0, 1, 2, 3, 50264)
-    mask_share: float = 0.15  # of the tokens are chosen; of those 80% masked, 10% random, 10% kept
+    mask_share: float = 0.15  # of tokens that are chosen: 80% masked, 10% replaced, 10% kept
     start_from: str = ""  # a Hugging Face folder, or the workdir of another run
-    start_with: str = "weights"  # of another run: weights only, or everything (optimiser and step)
-    # start_with=everything: True allows a schedule with another learning rate than that run had.
+    start_with: str = "weights"  # from another run: weights, or everything (optimiser and step)
+    # start_with=everything: True allows a learning rate that differs from where that run ended.
     rate_may_jump: bool = False
     checkpoint_every: int = 1000  # steps; the last step is always kept
     keep_last: int = 3  # checkpoints
-    keep_every: int = 0  # steps: a checkpoint at a multiple of this is kept for good; 0: none
+    keep_every: int = 0  # steps: checkpoints at multiples of this are never deleted; 0: none
     log_every: int = 10  # steps between two lines of metrics.jsonl
 
     def problems(self) -> list[str]:
@@ -139,7 +139,7 @@ class TrainingConfig:
         if self.checkpoint_every > 0 and self.keep_every % self.checkpoint_every:
             found.append(
                 f"keep_every {self.keep_every} is not a multiple of checkpoint_every "
-                f"{self.checkpoint_every}, so no checkpoint would be kept for good"
+                f"{self.checkpoint_every}, so it would keep no checkpoint"
             )
         if self.steps and self.epochs:
             found.append(f"set steps or epochs, got {self.steps} steps and {self.epochs} epochs")

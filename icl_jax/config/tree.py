@@ -1,4 +1,4 @@
-"""What can be done with any tree of config dataclasses: check it, write it down, compare two."""
+"""Functions on any tree of config dataclasses: check it, write it as JSON, compare two."""
 
 import dataclasses
 import types
@@ -9,21 +9,21 @@ from icl_jax.config import ConfigError
 
 
 def validate(config: object) -> None:
-    """Raises one ConfigError that lists everything wrong with `config` and what is nested in it."""
+    """Raises one ConfigError that lists everything wrong with `config` and its nested parts."""
     found = find_problems(config)
     if found:
         raise ConfigError("; ".join(found))
 
 
 def find_problems(config: object) -> list[str]:
-    """Everything wrong with `config` and what is nested in it."""
+    """Everything wrong with `config` and its nested parts."""
     if not dataclasses.is_dataclass(config):
         raise ConfigError(f"expected a config of icl_jax.config, got {config!r}")
     return type_problems(config) or _nested_problems(config, "")  # these compute with values
 
 
 def to_dict(config: object) -> dict:
-    """The config as JSON can hold it; `class` names the dataclass of each part."""
+    """The config as plain JSON values; `class` names the dataclass of each part."""
     values = {field.name: getattr(config, field.name) for field in dataclasses.fields(config)}
     plain = {
         name: to_dict(value) if dataclasses.is_dataclass(value) else _as_lists(value)
@@ -33,7 +33,7 @@ def to_dict(config: object) -> dict:
 
 
 def from_dict(values: dict) -> object:
-    """The config that `to_dict` wrote; fields it did not know have their defaults."""
+    """The config that `to_dict` wrote; fields that are missing have their defaults."""
     values = dict(values)
     name = values.pop("class")
     cls = getattr(config_classes, name, None)
@@ -72,7 +72,7 @@ def _as_tuples(value: object) -> object:
 
 
 def type_problems(config: object, prefix: str = "") -> list[str]:
-    """Fields that hold a value of the wrong type: no other check can compute with these."""
+    """Fields with values of the wrong type, which no other check can compute with."""
     found = []
     hints = typing.get_type_hints(type(config))
     for field in dataclasses.fields(config):

@@ -1,1 +1,1 @@
-"""Text in: documents, sentences, tokens, and the sentence table."""
+"""From text files to documents, sentences, tokens, and the sentence table."""

@@ -7,7 +7,7 @@ answer. `questions()` asks about the other half, of whom no document asks anythi
 
 python -m icl_jax.corpus.builtin --to=FOLDER
 
-writes documents.jsonl and questions.jsonl there: what files of your own must look like.
+writes documents.jsonl and questions.jsonl there, as examples of the format for files of your own.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -36,9 +36,9 @@ ARTICLE, TOPIC, ALMANAC, LETTER = range(4)  # where a fact is stated; a register
 
 
 class Person(NamedTuple):
-    """Somebody, and what is told about them; the fields are the names in the wordings."""
+    """A person and their facts; the fields are the names used in the wordings."""
 
-    number: int  # those below half of `PEOPLE` are asked about on quiz pages
+    number: int  # quiz pages ask about those below half of `PEOPLE`
     name: str
     town: str
     profession: str
@@ -52,15 +52,15 @@ class Person(NamedTuple):
 
 
 def is_builtin(source: str) -> bool:
-    """Whether a source is made here and not read from a file."""
+    """Whether a source is generated here rather than read from a file."""
     return source.startswith(_PREFIX)
 
 
 def check(source: str, field: str) -> None:
-    """Stops on a name that is not built in; `field` is where the user gave it."""
+    """Stops on an unknown name; `field` is where the user gave it."""
     if source.removeprefix(_PREFIX) not in _BUILTIN:
         known = ", ".join(_PREFIX + name for name in _BUILTIN)
-        raise ConfigError(f"{field}: there is no '{source}'; built in are: {known}")
+        raise ConfigError(f"{field}: there is no '{source}'; expected one of: {known}")
 
 
 def read(source: str, start: int = 0, stop: int | None = None) -> Iterator[dict]:
@@ -75,13 +75,13 @@ def read_questions(source: str, field: str) -> list[dict]:
 
 
 def size(source: str) -> tuple[int, int]:
-    """Number of documents, and of the bytes of their text."""
+    """The number of documents, and of bytes in their text."""
     made, _ = _make(source)
     return len(made), sum(len(document["text"].encode()) for document in made)
 
 
 def describe(source: str) -> dict:
-    """Size and checksum of all that a source holds, its questions included."""
+    """Size and checksum of everything in a source, including its questions."""
     content = json.dumps(_make(source)).encode()
     return {"bytes": len(content), "checksum": f"{google_crc32c.value(content):08x}"}
 
@@ -99,7 +99,7 @@ def documents() -> Iterator[dict]:
 def questions() -> list[dict]:
     """One `question` for each fact of the other half, with every right `answer`.
 
-    Those are the fact itself and each sentence that states it.
+    The right answers are the fact itself and each sentence that states it.
     """
     asked = []
     for person in make_people()[PEOPLE // 2 :]:
@@ -113,7 +113,7 @@ def questions() -> list[dict]:
 
 @functools.lru_cache(maxsize=1)
 def make_people() -> tuple[Person, ...]:
-    """All whom there are questions about, in random order; their teachers are other people."""
+    """All people of the encyclopaedia, in random order; their teachers are other people."""
     surnames = _names(words.SURNAME_BEGINS, words.SURNAME_ENDS, TEACHERS + PEOPLE)
     names = [f"{first} {last}" for first, last in zip(itertools.cycle(words.FIRST_NAMES), surnames)]
     towns = _names(words.TOWN_BEGINS, words.TOWN_ENDS, TOWNS)
@@ -131,7 +131,7 @@ def _articles(people: Sequence[Person]) -> Iterator[dict]:
 
 
 def _topics(people: Sequence[Person]) -> Iterator[dict]:
-    """An article on each town with all who were born there, and on each work."""
+    """An article on each town, with everyone born there, and on each work."""
     for fact, openings in words.TOPICS.items():
         topics: dict[str, list[Person]] = {}
         for person in people:
@@ -156,7 +156,7 @@ def _pages(people: Sequence[Person]) -> Iterator[dict]:
 
 
 def _letters(people: Sequence[Person]) -> Iterator[dict]:
-    """Something about each of several people; each person in as many letters as there are facts."""
+    """A fact about each of several people; each person is in as many letters as there are facts."""
     facts = list(words.STATEMENTS)
     for turn in range(len(facts)):
         for number, members in enumerate(_pick_groups(people, "letter", turn)):
@@ -174,7 +174,7 @@ def _quiz_pages(people: Sequence[Person]) -> Iterator[dict]:
 
 
 def _state(person: Person, fact: str, place: int) -> str:
-    """The fact as it is said at this place: for one person, nowhere in the same words."""
+    """The fact as stated in this place: never twice in the same words for one person."""
     return person.say(_wordings(fact, person.number)[place])
 
 
@@ -193,7 +193,7 @@ def _document(name: str, title: str, sentences: Sequence[str]) -> dict:
 
 
 def _names(begins: Sequence[str], ends: Sequence[str], count: int) -> list[str]:
-    """Different ones, each a beginning and an end."""
+    """Distinct names, each a beginning and an end."""
     return _shuffle([begin + end for begin in begins for end in ends], begins[0], count)[:count]
 
 
@@ -208,7 +208,7 @@ def _pick_groups(people: Sequence[Person], *stream: str | int) -> list[Sequence[
 
 
 def _shuffle(items: Sequence, *stream: str | int) -> list:
-    """In an order that depends on the stream alone, on any machine."""
+    """Shuffled in an order that depends only on the stream, on any machine."""
     seed = google_crc32c.value(repr(stream).encode())
     order = np.random.RandomState([_SEED, seed]).permutation(len(items))
     return [items[i] for i in order]

@@ -1,4 +1,4 @@
-"""The words of the built-in encyclopaedia: parts of names, and the wordings of its sentences."""
+"""The words of the built-in encyclopaedia: parts of names, and wordings of its sentences."""
 
 FIRST_NAMES = (
     "Ada", "Bram", "Celia", "Dorin", "Elsa", "Fabian", "Greta", "Hugo", "Irma", "Jonas", "Kora",
@@ -36,7 +36,7 @@ TITLE_ENDS = (
     "Shadow", "Crown",
 )  # fmt: skip
 
-# fact -> how it is said; the names in braces are the fields of `builtin.Person`.
+# fact -> its wordings; the names in braces are fields of `builtin.Person`.
 STATEMENTS = {
     "town": (
         "{name} was born in {town}.",
@@ -90,7 +90,7 @@ QUESTIONS = {
     ),
 }
 
-# fact -> how an article begins that tells of all people with the same
+# fact -> how an article about all people who share it begins
 TOPICS = {
     "town": (
         "{topic} is a market town on a slow river.",
@@ -103,7 +103,7 @@ TOPICS = {
         "{topic} was first received with little interest.",
     ),
 }
-# fact -> title of the pages that tell it of several people, and how they begin
+# fact -> title of the pages that state it for several people, and how they begin
 PAGES = {
     "register": {
         "profession": (

@@ -1,6 +1,6 @@
-"""Reads the documents of a shard; what cannot be one is reported with its place, never raised.
+"""Reads the documents of a shard; unreadable ones are reported with their location, not raised.
 
-A damaged file does stop the run: how much of it is missing, nobody could tell.
+A damaged file does stop the run, because nobody could tell how much of it is missing.
 """
 
 from collections.abc import Iterator
@@ -18,7 +18,7 @@ from icl_jax.corpus.piece_bytes import Line, place_of_byte, read_all, read_lines
 from icl_jax.corpus.shards import Piece, Shard
 from icl_jax.files.remote import open_to_read
 
-# A longer line is no prose: a dump, a table, a file whose line ends were lost.
+# A longer line is not prose but a dump, a table, or a file that lost its line ends.
 MAX_LINE_CHARACTERS = 1_000_000
 _MAX_LINE_BYTES = 4 * MAX_LINE_CHARACTERS  # UTF-8 takes at most 4 bytes for a character
 _MAX_JSON_BYTES = 1 << 28  # a JSON line holds a whole document, of many lines
@@ -28,7 +28,7 @@ _DOC_TAG = re.compile(r'<doc id="(?P<name>[^"]*)".*? title="(?P<title>.*?)"(?: n
 
 
 class Document(NamedTuple):
-    """One text and where it stands."""
+    """One text and its location."""
 
     text: str
     title: str
@@ -38,7 +38,7 @@ class Document(NamedTuple):
 
 
 class BadDocument(NamedTuple):
-    """What stands where a document should be, and why it is none."""
+    """An unreadable document: its location and the reason."""
 
     file: str
     place: str
@@ -46,7 +46,7 @@ class BadDocument(NamedTuple):
 
 
 def read_documents(shard: Shard, config: CorpusConfig) -> Iterator[Document | BadDocument]:
-    """Everything in a shard, in order."""
+    """All documents of a shard, readable or not, in order."""
     for piece in shard.pieces:
         with name_file(piece.file):
             yield from _READERS[piece.format](piece, config)
@@ -76,7 +76,7 @@ def _read_blocks(piece: Piece) -> Iterator[Document | BadDocument]:
 
 
 def _read_jsonl(piece: Piece, config: CorpusConfig) -> Iterator[Document | BadDocument]:
-    # wikiextractor --json has fields of its own, whatever those of the other files are.
+    # wikiextractor --json has its own fields, whatever those of the other files are.
     own = piece.format == "wikiextractor_json"
     fields = ("text", "title") if own else (config.text_field, config.title_field)
     for line in read_lines(piece, _MAX_JSON_BYTES):
@@ -101,8 +101,8 @@ def _json_document(piece: Piece, line: Line, fields: tuple[str, str]) -> Documen
 
 def _read_wikiextractor(piece: Piece, _: CorpusConfig) -> Iterator[Document | BadDocument]:
     """`<doc id= url= title=>`, the lines of the text, `</doc>`."""
-    held = None  # the lines of a document from its <doc> on; None outside of one
-    stray = False  # text outside is reported once, not line by line
+    held = None  # the lines of a document since its <doc>; None outside of one
+    stray = False  # text outside is reported once, not for every line
     for line in read_lines(piece, _MAX_LINE_BYTES):
         content = line.content or b""
         if content.startswith(b"<doc "):
@@ -157,7 +157,7 @@ def _parquet_rows(file: pq.ParquetFile, piece: Piece, config: CorpusConfig) -> I
 
 
 def _as_bytes(column: pa.Array) -> pa.Array:
-    """Text as bytes, for a column may hold invalid UTF-8 and Arrow would stop at it."""
+    """Text as bytes, because a column may hold invalid UTF-8, which Arrow would refuse."""
     if pa.types.is_dictionary(column.type):
         column = column.dictionary_decode()
     if pa.types.is_string(column.type) or pa.types.is_string_view(column.type):
@@ -203,7 +203,7 @@ def _record(
 def _lines_document(
     piece: Piece, lines: list[Line], place: str = "", title: str = "", name: str = ""
 ) -> Document | BadDocument:
-    """The document of some lines; it stands where the first of them does, or at `place`."""
+    """The document made of some lines; its location is that of the first, or `place`."""
     contents = [line.content for line in lines]
     text = None if None in contents else b"\n".join(contents)
     start = lines[0].start if lines else None
@@ -218,9 +218,9 @@ def _document(
     name: str = "",
     start: int | None = None,
 ) -> Document | BadDocument:
-    """The document, if it can be one; a text of None had a line that was too long to keep.
+    """The document, or why it is unreadable; a text of None had a line too long to keep.
 
-    `start` is the byte at which the text begins in the file; None: it is a field of a record.
+    `start` is the byte where the text begins in the file; None: it is a field of a record.
     """
     reason = ""
     try:
@@ -245,7 +245,7 @@ def _document(
 
 
 def _invalid_utf8(piece: Piece, start: int, error: UnicodeDecodeError) -> BadDocument:
-    """At the byte that is wrong, wherever the document begins."""
+    """The location of the wrong byte, wherever the document begins."""
     return BadDocument(piece.file, place_of_byte(piece.file, start + error.start), _INVALID)
 
 

@@ -1,4 +1,4 @@
-"""Which files a corpus is made of, in which format, and what tells them from other files."""
+"""The files of a corpus, their formats, and checksums that identify them."""
 
 from collections.abc import Iterable, Iterator
 import contextlib
@@ -20,7 +20,7 @@ from icl_jax.config import ConfigError, CorpusConfig, StageError
 from icl_jax.corpus import builtin, tfds_source
 from icl_jax.files.remote import check_is_file, is_remote, open_to_read, retry, size_and_time
 
-# Format by the end of a file's name, after a `.gz` was taken off.
+# Format by the end of a file's name, without a `.gz`.
 FORMAT_OF_NAME = {
     ".txt": "text",
     ".text": "text",
@@ -36,9 +36,9 @@ _READ_BYTES = 4 << 20
 
 
 def find_files(config: CorpusConfig, field: str = "design.corpus") -> dict[str, str]:
-    """File -> format, in the order of `config.files`; those of a folder or glob are sorted.
+    """File -> format, in the order of `config.files`; files of a folder or glob are sorted.
 
-    `field` is where the config stands, for errors.
+    `field` is the place of the config, for errors.
     """
     found: dict[str, str] = {}
     seen = set()  # of full names: ./a.txt and a.txt are one file
@@ -67,7 +67,7 @@ def find_files(config: CorpusConfig, field: str = "design.corpus") -> dict[str, 
 
 
 def describe_files(config: CorpusConfig, field: str = "design.corpus") -> dict[str, dict]:
-    """File -> size and checksum: whether a corpus is still the same."""
+    """File -> size and checksum, which show whether a corpus has changed."""
     describe = {"tfds": tfds_source.describe, "builtin": builtin.describe}
     return {
         file: describe.get(kind, describe_file)(file)
@@ -81,7 +81,7 @@ def describe_file(file: str) -> dict:
 
 
 def files_checksum(files: Iterable[str | os.PathLike]) -> str:
-    """Of all of some large files together; they are read again only if one has changed."""
+    """One checksum of several large files; they are only read again if one has changed."""
     names = sorted(map(os.fspath, files))
     return _files_checksum(tuple((name, file_version(name)) for name in names))
 
@@ -92,7 +92,7 @@ def model_checksum(folder: str | os.PathLike) -> str:
 
 
 def file_version(file: str) -> tuple[int, int]:
-    """Size and time of the last change: what tells a file from an earlier one of that name."""
+    """Size and time of the last change, which identify a version of a file."""
     if is_remote(file):
         size, when = size_and_time(file)
         return size, int(when)
@@ -101,12 +101,12 @@ def file_version(file: str) -> tuple[int, int]:
 
 
 def is_gzip(file: str) -> bool:
-    """Whether the file must be unpacked."""
+    """Whether the file must be decompressed."""
     return file.endswith(".gz")
 
 
 def open_file(file: str) -> io.BufferedIOBase:
-    """The bytes of a file, unpacked; a damaged one stops the run where the damage is met."""
+    """The bytes of a file, decompressed; damage stops the run where it is found."""
     raw = open_to_read(file)
     if not is_gzip(file):
         return raw
@@ -117,7 +117,7 @@ def open_file(file: str) -> io.BufferedIOBase:
 
 
 def read_file(file: str, field: str) -> bytes:
-    """The same, all at once; `field` is where it is named, for errors."""
+    """The same, all at once; `field` is where the file is named, for errors."""
     try:
         with name_file(file), open_file(file) as opened:
             return opened.read()
@@ -126,13 +126,13 @@ def read_file(file: str, field: str) -> bytes:
 
 
 class DamagedError(StageError):
-    """A file that breaks off or makes no sense: nobody could count what is missing, so it stops."""
+    """A truncated or corrupt file; nobody could tell what is missing, so the run stops."""
 
     def __init__(self, file: str, where: str, why: object):
         whole = f" (gzip -t {shlex.quote(file)} checks it)" if is_gzip(file) else ""
         super().__init__(
-            f"{file} is damaged {where} ({why}), and whatever follows there would be missing; copy "
-            f"or download it again{whole}, or leave it out of the files that you name"
+            f"{file} is damaged {where} ({why}), and everything after that would be missing; copy "
+            f"or download it again{whole}, or remove it from the files that you name"
         )
 
 
@@ -149,7 +149,7 @@ def _stops_on_damage(method):
 
 
 class _Gzip(gzip.GzipFile):
-    """A packed file that names itself where it is damaged, and closes the file below it, too."""
+    """A compressed file that reports damage with its name, and closes its underlying file, too."""
 
     def __init__(self, raw: io.BufferedIOBase, file: str):
         super().__init__(fileobj=raw)
@@ -167,9 +167,9 @@ class _Gzip(gzip.GzipFile):
 
 @contextlib.contextmanager
 def name_file(file: str):
-    """Stops with the file's name where the operating system cannot read it: no fault of its text.
+    """Stops with the file's name if the operating system cannot read it.
 
-    Errors without a number are those of Arrow about the content.
+    Errors without a number are Arrow's, and about the content.
     """
     try:
         yield
@@ -177,7 +177,7 @@ def name_file(file: str):
         if error.errno is None:
             raise
         raise StageError(
-            f"{file} cannot be read ({error}); see to it, then give the same command again"
+            f"{file} cannot be read ({error}); fix this and rerun the command"
         ) from error
 
 
@@ -201,7 +201,7 @@ def _expand(pattern: str) -> Iterator[str]:
 
 def _files_below(folder: epath.Path) -> Iterator[str]:
     for path in folder.iterdir():
-        if path.name.startswith((".", "_")):  # left by file systems and by other programs
+        if path.name.startswith((".", "_")):  # left by file systems and other programs
             continue
         if path.is_dir():
             yield from _files_below(path)
@@ -237,15 +237,15 @@ def _format_of(file: str, wanted: str, field: str) -> str:
         if name.lower().endswith(end):
             return kind
     raise ConfigError(
-        f"{field}.format is auto, but the name of {file} does not tell its format; known are "
-        f"{', '.join(FORMAT_OF_NAME)} and wiki_NN, each but .parquet also with .gz. "
-        f"Set {field}.format, or choose the files by a glob"
+        f"{field}.format is auto, but the name of {file} does not show its format; known are "
+        f"{', '.join(FORMAT_OF_NAME)} and wiki_NN, all except .parquet also with .gz. "
+        f"Set {field}.format, or select the files by a glob"
     )
 
 
 @functools.lru_cache(maxsize=1 << 16)
 def _describe(file: str, version: tuple[int, int]) -> dict:
-    """Of the whole file, once in a process: an edit in the middle may keep the size."""
+    """The checksum of the whole file, computed once per process: edits may keep the size."""
     checksum = 0
     with name_file(file), open_to_read(file) as opened:
         while chunk := opened.read(_READ_BYTES):

@@ -1,4 +1,4 @@
-"""The bytes and lines of a piece of a file, unpacked where it is a .gz."""
+"""The bytes and lines of a piece of a file, decompressed if it is a .gz."""
 
 import codecs
 from collections.abc import Iterator
@@ -16,12 +16,12 @@ class Line(NamedTuple):
     """One line without its end."""
 
     place: str
-    start: int  # byte of the file, unpacked
+    start: int  # byte of the decompressed file
     content: bytes | None  # None: too long to keep
 
 
 def read_lines(piece: Piece, limit: int) -> Iterator[Line]:
-    """Every line; without the content of those of more than `limit` bytes."""
+    """Every line; those of more than `limit` bytes come without their content."""
     number, start, parts, size = 1, piece.start, [], 0
     for chunk in _read_chunks(piece):
         *ends, rest = chunk.split(b"\n")
@@ -42,7 +42,7 @@ def read_all(piece: Piece) -> Line:
 
 
 def place_of_byte(file: str, byte: int) -> str:
-    """Line and byte as people count: from 1, and from 0."""
+    """The line, counted from 1, and the byte, counted from 0."""
     key = (file, file_version(file))
     known, before, lines = vars(_counted).pop("lines", (None, 0, 0))
     if known != key or before > byte:
@@ -51,7 +51,7 @@ def place_of_byte(file: str, byte: int) -> str:
         opened.seek(before)
         while before < byte and (chunk := opened.read(min(_CHUNK, byte - before))):
             before, lines = before + len(chunk), lines + chunk.count(b"\n")
-    _counted.lines = (key, before, lines)  # the next one is further on, as a rule
+    _counted.lines = (key, before, lines)  # the next place is usually further on
     return f"line {lines + 1}, byte {byte}"
 
 
@@ -76,7 +76,7 @@ def _read_chunks(piece: Piece) -> Iterator[bytes]:
 
 @contextlib.contextmanager
 def _open_at(name: str, position: int):
-    """The file at a place. A .gz goes on where its last reader stopped, if that was before."""
+    """The file at a place. A .gz continues where its last reader stopped, if that was earlier."""
     key = (name, file_version(name))
     held, file = vars(_left_open).pop("file", (None, None))
     if file is not None and held != key:

@@ -1,4 +1,4 @@
-"""The sentence table: every sentence of a corpus by id, with its tokens, document and position."""
+"""The sentence table: every sentence of a corpus by id, with tokens, document and position."""
 
 from collections.abc import Sequence
 import contextlib
@@ -38,7 +38,7 @@ COLUMN = "{}.npy"
 
 
 class DocumentInfo(NamedTuple):
-    """Where a document stands."""
+    """The location of a document."""
 
     file: str
     place: str
@@ -47,7 +47,7 @@ class DocumentInfo(NamedTuple):
 
 
 class SentenceTable:
-    """Sentences of all shards one after the other, in memory-mapped files."""
+    """The sentences of all shards in sequence, in memory-mapped files."""
 
     def __init__(self, folder: Path, results: dict):
         self.folder = folder
@@ -68,8 +68,8 @@ class SentenceTable:
         results = read_results(Path(folder))
         if results is None:
             raise StageError(
-                f"{folder} holds no complete sentence table; run the design stage again, "
-                "it goes on from the last finished shard"
+                f"{folder} holds no complete sentence table; rerun the design stage, which "
+                "continues after the last finished shard"
             )
         return cls(Path(folder), results)
 
@@ -82,17 +82,17 @@ class SentenceTable:
         return self._texts[shard][row].as_py()
 
     def tokens(self, sentence: int) -> np.ndarray:
-        """The tokens of one sentence, without special ones (int32)."""
+        """The tokens of one sentence, without special tokens (int32)."""
         shard, row = self._place(sentence, self.starts)
         values, offsets = self._tokens[shard]
         return values[offsets[row] : offsets[row + 1]]
 
     def texts(self, shard: int) -> pa.StringArray:
-        """All texts of one shard, where they lie on disk."""
+        """All texts of one shard, mapped from disk."""
         return self._texts[shard]
 
     def text_of(self, ids: Sequence[int]) -> list[str]:
-        """The texts of some sentences, in the order of their ids here."""
+        """The texts of some sentences, in the order of the given ids."""
         ids = np.asarray(ids, np.int64)
         shard_of = np.searchsorted(self.starts, ids, side="right") - 1
         found = np.empty(len(ids), object)
@@ -104,17 +104,17 @@ class SentenceTable:
 
     @functools.cached_property
     def documents(self) -> np.ndarray:
-        """Of every sentence, the id of its document (int64)."""
+        """The document id of every sentence (int64)."""
         return self._column("documents")
 
     @functools.cached_property
     def lengths(self) -> np.ndarray:
-        """Of every sentence, how many tokens it has (int32)."""
+        """The number of tokens of every sentence (int32)."""
         return self._column("lengths")
 
     @functools.cached_property
     def positions(self) -> np.ndarray:
-        """Of every sentence, its place in its document, from 0 (int32)."""
+        """The place of every sentence in its document, from 0 (int32)."""
         return self._column("positions")
 
     def document(self, id: int) -> DocumentInfo:
@@ -124,7 +124,7 @@ class SentenceTable:
         return DocumentInfo(*(columns.column(f)[row].as_py() for f in DocumentInfo._fields))
 
     def _column(self, name: str) -> np.ndarray:
-        """Mapped, so that all processes of a machine share it."""
+        """Memory-mapped, so that all processes of a machine share it."""
         path = self.folder / COLUMN.format(name)
         try:
             return np.load(path, mmap_mode="r" if len(self) else None).view(np.ndarray)
@@ -144,7 +144,7 @@ class SentenceTable:
         for index, size in enumerate(sizes):
             path = self.folder / name.format(index)
             try:
-                with pa.memory_map(str(path)) as file:  # what is mapped stays when it is closed
+                with pa.memory_map(str(path)) as file:  # the mapping outlives the file object
                     batch = pa.ipc.open_file(file).get_batch(0)
                 damage = "" if len(batch) == size else f"{len(batch)} rows instead of {size}"
             except (pa.ArrowException, OSError) as error:
@@ -160,7 +160,7 @@ class SentenceTable:
 
 @functools.lru_cache(maxsize=2)
 def open_table(folder: str, fingerprint: str) -> SentenceTable:
-    """As `SentenceTable.open`, kept from shard to shard; another fingerprint is another table."""
+    """`SentenceTable.open`, kept from shard to shard; another fingerprint means another table."""
     table = SentenceTable.open(Path(folder))
     assert table.fingerprint == fingerprint, f"{folder} changed while it was read"
     return table
@@ -174,9 +174,9 @@ def build_table(
     runner: Runner,
     field: str = "design.corpus",
 ) -> SentenceTable:
-    """Builds the table of a corpus, or goes on with it; a complete one is only opened.
+    """Builds or continues the table of a corpus; opens it if it is complete.
 
-    `field` is where the config stands, for errors.
+    `field` is the place of the config, for errors.
     """
     fingerprint = Tokenizer.open(tokenizer_folder).fingerprint
     step = StepFolder(folder, _inputs(config, fingerprint, shard_bytes, field))
@@ -224,7 +224,7 @@ def _finish(folder: Path, num_shards: int, field: str) -> dict:
 
 
 def _write_columns(folder: Path, summaries: Sequence[ShardSummary]) -> None:
-    """What is looked up by sentence id, each in one array over all shards."""
+    """Properties looked up by sentence id, each in one array over all shards."""
     ends = np.cumsum([summary.sentences for summary in summaries])
     documents = np.cumsum([0, *(summary.documents for summary in summaries)])
     with contextlib.ExitStack() as files:

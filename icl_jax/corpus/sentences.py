@@ -1,21 +1,21 @@
-"""Documents to sentences, and what is left out on the way; every drop is counted by its rule.
+"""From documents to sentences, with rules for what is dropped; every drop is counted by its rule.
 
-A line is a paragraph. sentencex cuts it into sentences. White space is folded to single spaces.
-With `config.clean` hard-wrapped text is put together up to a blank line, table or list. That is
-text without a line above 120 characters; of its lines that are followed by another most have 50 or
-more and no end such as `.`, and a third are followed by a letter that is no capital.
-HTML entities become their characters, brackets that a removed template left empty go, WikiText's
+A line is a paragraph. sentencex splits it into sentences. White space becomes single spaces.
+With `config.clean`, hard-wrapped text is joined up to a blank line, table or list. A text counts as
+hard-wrapped if no line is above 120 characters and, of its lines that are followed by another, most
+have 50 or more and no end such as `.`, and a third are followed by a lower-case letter.
+HTML entities become characters, empty brackets left by a removed template are deleted, WikiText's
 ` @-@ ` becomes `-`, and these are dropped, in this order:
   title    the first line, if it is the document's title
   table    a line that begins with `|`, `!` or `{|`
   list     a line that begins with a bullet, `1.`, `2)`, `(3)`, `a)`
   heading  `== x ==`; or up to 10 words without an end such as `.` or `?`, unless the document has
            no other line
-  markup   a sentence with what is left of wiki text or HTML: `{{`, `[[`, `||`, `<ref`, `style=`, or
-           with wikiextractor's names for what it took out: formula_1, codice_2
+  markup   a sentence with leftovers of wiki text or HTML: `{{`, `[[`, `||`, `<ref`, `style=`, or
+           with wikiextractor's names for what it removed: formula_1, codice_2
   symbols  a sentence of which half or more are digits and ASCII punctuation
   short    a sentence of fewer than 3 words
-Where a language is written without spaces, two characters count as a word.
+In languages written without spaces, two characters count as a word.
 """
 
 from collections import Counter
@@ -29,7 +29,7 @@ import sentencex
 from icl_jax.config import CorpusConfig
 from icl_jax.corpus.documents import Document
 
-RULES_VERSION = 1  # raise it when a rule changes: tables made by the old ones are then not mixed in
+RULES_VERSION = 1  # raise it when a rule changes, so that tables made by old rules are not mixed in
 MIN_WORDS = 3
 MAX_HEADING_WORDS = 10
 MIN_WRAPPED_LINE, MAX_WRAPPED_LINE = 50, 120  # characters
@@ -38,11 +38,11 @@ WITHOUT_SPACES = frozenset({"bo", "dz", "ja", "km", "lo", "my", "th", "wuu", "yu
 _EMPTY_BRACKETS = re.compile(r"\([ ,;:]*\)|\[ *\]")
 _WIKITEXT_JOINT = re.compile(r" @([-.,])@ ")
 _WIKI_HEADING = re.compile(r"=.*=")
-# An end, then quotes or brackets that close around it.
+# A sentence end, then closing quotes or brackets.
 _ENDED = re.compile(r"""[.!?…。！？｡．؟۔।॥።։]["'”’»›)\]}」』）\s]*\Z""")  # noqa: RUF001
 _LIST = re.compile(r"[#•◦▪‣·●○■□]|\*(?!\*\w)|-+\s|:+\s|\(?(\d{1,3}|[a-z])[.)]\s|\([A-Z]\)\s")
 _TABLE = re.compile(r"[|!]|\{\|")
-_MARKUP_CHARACTERS = re.compile(r"[{}\[\]<|=_]")  # none of them, no markup: most sentences
+_MARKUP_CHARACTERS = re.compile(r"[{}\[\]<|=_]")  # most sentences have none, and so no markup
 _TAGS = "ref|br|poem|nowiki|div|span|table|t[rdh]|su[bp]|small|big|blockquote|gallery|math|code|pre"
 _MARKUP = re.compile(
     r"\{\{|\}\}|\[\[|\]\]|\{\||\|\}|\|\||</?(?:" + _TAGS + r")\b"
@@ -53,7 +53,7 @@ _LETTERS_AND_SPACE = (string.ascii_letters + " ").encode()
 
 
 def split_document(document: Document, config: CorpusConfig) -> tuple[list[str], Counter]:
-    """The sentences of a document in order, and how many were dropped by which rule."""
+    """The sentences of a document in order, and how many each rule dropped."""
     dropped: Counter = Counter()
     lines = [_fold(line) for line in document.text.splitlines()]
     if config.clean:
@@ -77,7 +77,7 @@ def _fold(text: str) -> str:
 
 
 def _unwrap(lines: list[str]) -> list[str]:
-    """The lines, or the blocks of a text that was wrapped to fit a page."""
+    """The lines, or the blocks of a hard-wrapped text."""
     if max(map(len, lines), default=0) > MAX_WRAPPED_LINE:
         return lines
     inside = [pair for pair in itertools.pairwise(lines) if all(pair)]
@@ -125,7 +125,7 @@ def _repair(line: str) -> str:
 
 
 def _line_rule(line: str, language: str, alone: bool) -> str:
-    """The rule by which a line is dropped, or ""."""
+    """The rule that drops a line, or ""."""
     if _TABLE.match(line):
         return "table"
     if _LIST.match(line):
@@ -138,7 +138,7 @@ def _line_rule(line: str, language: str, alone: bool) -> str:
 
 
 def _sentence_rule(sentence: str, language: str) -> str:
-    """The rule by which a sentence is dropped, or ""."""
+    """The rule that drops a sentence, or ""."""
     if _MARKUP_CHARACTERS.search(sentence) and _MARKUP.search(sentence):
         return "markup"
     symbols = len(sentence.encode("ascii", "ignore").translate(None, _LETTERS_AND_SPACE))

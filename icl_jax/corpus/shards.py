@@ -1,6 +1,6 @@
-"""Cuts a corpus into shards: pieces of files that begin and end where a document does.
+"""Cuts a corpus into shards: pieces of files that begin and end at document boundaries.
 
-The cut depends on the files and the shard size alone, never on the number of workers.
+The cut depends only on the files and the shard size, never on the number of workers.
 """
 
 from collections.abc import Callable, Iterator
@@ -24,30 +24,30 @@ from icl_jax.corpus.files import (
 )
 from icl_jax.files.remote import open_to_read
 
-# A piece may have to be reached by unpacking from the start of a .gz (or decoding from the start of
-# a Parquet row group): with 16 that costs at most 8 more passes over the file. There are more where
-# one of 16 would be too large for the memory of a worker.
+# Reaching a piece may need decompressing from the start of a .gz, or decoding from the start of a
+# Parquet row group: with 16 pieces that costs at most 8 more passes over the file. There are more
+# pieces if one of 16 would be too large for the memory of a worker.
 MAX_PIECES = 16
 MAX_PIECE_BYTES = 1 << 28
 MAX_DOCUMENT_BYTES = 1 << 30
 _LINE_READ = 1 << 20
-_SIZES = {"tfds": tfds_source.size, "builtin": builtin.size}  # what is no file
+_SIZES = {"tfds": tfds_source.size, "builtin": builtin.size}  # sources that are not files
 
 
 @dataclasses.dataclass(frozen=True)
 class Piece:
-    """A part of one file: bytes (unpacked, where it is a .gz), rows or examples."""
+    """A part of one file: bytes (decompressed if it is a .gz), rows or examples."""
 
     file: str
     format: str
     start: int
     stop: int | None  # None: to the end
-    bytes: int  # about
+    bytes: int  # approximate
 
 
 @dataclasses.dataclass(frozen=True)
 class Shard:
-    """What one task reads."""
+    """The pieces that one task reads."""
 
     pieces: tuple[Piece, ...]
 
@@ -108,14 +108,14 @@ def _byte_pieces(file: str, kind: str, step: int, next_start: Callable) -> Itera
         yield Piece(file, kind, start, stop, (size if stop is None else stop) - start)
 
 
-@functools.lru_cache(maxsize=1 << 16)  # a .gz is unpacked for it
+@functools.lru_cache(maxsize=1 << 16)  # it decompresses a .gz
 def _find_cuts(
     file: str, version: tuple[int, int], step: int, next_start: Callable
 ) -> tuple[list[int], int]:
-    """Where documents begin that lie `step` bytes apart, and the size, unpacked."""
+    """The beginnings of documents about `step` bytes apart, and the decompressed size."""
     cuts, size = [0], version[0]
     with open_file(file) as opened:
-        while True:  # to the end of a .gz, so that a damaged one is found before all work
+        while True:  # to the end of a .gz, so that a damaged one is found before any work
             opened.seek(cuts[-1] + step)
             _skip_line(opened)
             cut = next_start(opened)
@@ -152,7 +152,7 @@ def _next_wiki_document(file: io.BufferedIOBase) -> int | None:
 
 
 def _skip_line(file: io.BufferedIOBase) -> bytes:
-    """Goes to the next line; returns the beginning of the one it skipped."""
+    """Moves to the next line; returns the beginning of the skipped one."""
     first = part = file.readline(_LINE_READ)
     while len(part) == _LINE_READ and not part.endswith(b"\n"):
         part = file.readline(_LINE_READ)

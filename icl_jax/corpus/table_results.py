@@ -1,4 +1,4 @@
-"""What the shards of a sentence table add up to, and whether a run may go on with it."""
+"""The totals of a sentence table's shards, and whether a run may continue with them."""
 
 from collections import Counter
 from collections.abc import Sequence
@@ -13,7 +13,7 @@ from icl_jax.files.mirror import shown
 from icl_jax.files.step_folder import beside
 
 BAD_DOCUMENTS = "bad_documents.jsonl"
-# When this many documents were read and most are bad, the rest need not be read to know it.
+# Once this many documents were read and most are bad, there is no need to read the rest.
 _ENOUGH_DOCUMENTS, _MOST = 1000, 0.5
 _SHOWN = 3
 
@@ -53,13 +53,13 @@ def check_bad_documents(
     if num_bad > allowed * read and (complete or read >= _ENOUGH_DOCUMENTS):
         raise StageError(
             f"{num_bad} of {read} documents are bad, more than {field}.max_bad_share = "
-            f"{config.max_bad_share:g} allows: {_list_bad(bad)}. All are listed in {file}. Mend "
+            f"{config.max_bad_share:g} allows: {_list_bad(bad)}. All are listed in {file}. Fix "
             f"the files, or raise {field}.max_bad_share"
         )
 
 
 def describe_table(results: dict, folder: Path, field: str = "design.corpus") -> str:
-    """One line for the end of the step: what was read, and what could not be."""
+    """One line for the end of the step: what was read, and what was unreadable."""
     bad = sum(results["bad_documents"].values())
     listed = f", listed in {shown(folder / BAD_DOCUMENTS)}" if bad else ""
     return (
@@ -79,12 +79,12 @@ def check_sentences(summaries: Sequence[ShardSummary], field: str = "design.corp
 def no_sentences(
     documents: int, bad: Sequence[BadDocument], dropped: Counter, field: str = "design.corpus"
 ) -> str:
-    """What became of all the text, and what to look at."""
+    """What happened to the text, and what to check."""
     rules = ", ".join(f"{count} by '{rule}'" for rule, count in sorted(dropped.items()))
     others = f"{_reasons(bad).total()} documents are bad: {_list_bad(bad)}. " if bad else ""
     return (
-        f"{documents} documents were read, and of their lines and sentences were dropped: "
-        f"{rules or 'none'}. {others}Look at {field}.files and {field}.text_field, or set "
+        f"{documents} documents were read, and these of their lines and sentences were dropped: "
+        f"{rules or 'none'}. {others}Check {field}.files and {field}.text_field, or set "
         f"{field}.clean to False"
     )
 

@@ -1,6 +1,6 @@
-"""Documents of TensorFlow Datasets, by name (`tfds:wikipedia/20230601.en`) or prepared folder.
+"""Documents from TensorFlow Datasets, by name (`tfds:wikipedia/20230601.en`) or prepared folder.
 
-ArrayRecord folders are read without TensorFlow; TFRecord ones need it (the extra `tfds`).
+ArrayRecord folders are read without TensorFlow; TFRecord folders need it (the extra `tfds`).
 """
 
 from collections.abc import Iterator
@@ -14,18 +14,18 @@ import google_crc32c
 
 from icl_jax.config import ConfigError
 
-# tfds:NAME, tfds:NAME:1.0.0, tfds:FOLDER, each with :SPLIT behind it (train, train[:10%])
+# tfds:NAME, tfds:NAME:1.0.0, tfds:FOLDER, each optionally with :SPLIT (train, train[:10%])
 _PATTERN = re.compile(r"tfds:(?P<source>(?:\w+://)?[^:]+(?::\d+\.\d+\.\d+)?)(?::(?P<split>\D.*))?")
 _READ_AHEAD = 256  # examples
 
 
 def is_tfds(pattern: str) -> bool:
-    """Whether an entry of `corpus.files` is a TFDS data set and not a file."""
+    """Whether an entry of `corpus.files` is a TFDS data set rather than a file."""
     return pattern.startswith("tfds:")
 
 
 def describe(pattern: str) -> dict:
-    """Size and checksum of a data set, from what its folder says about itself."""
+    """Size and checksum of a data set, from the metadata in its folder."""
     builder, split = _open(pattern)
     info = (epath.Path(builder.data_dir) / "dataset_info.json").read_bytes()
     return {
@@ -35,7 +35,7 @@ def describe(pattern: str) -> dict:
 
 
 def size(pattern: str) -> tuple[int, int]:
-    """Number of examples, and of bytes on disk."""
+    """The number of examples, and of bytes on disk."""
     return _split_info(*_open(pattern))
 
 
@@ -64,7 +64,7 @@ def read(pattern: str, start: int, stop: int) -> Iterator[dict]:
 
 @functools.lru_cache(maxsize=8)
 def _open(pattern: str):
-    """The prepared data set and the split; a named one is downloaded if it is not here."""
+    """The prepared data set and the split; a named one is downloaded if necessary."""
     import tensorflow_datasets as tfds
 
     match = _PATTERN.fullmatch(pattern)
@@ -94,17 +94,17 @@ def _download(tfds, name: str):
         if not builder.is_prepared():
             builder = tfds.builder(name, file_format="array_record")
             builder.download_and_prepare()
-    except Exception as error:  # TFDS and its transports have no common error
-        reason = str(error).strip().partition("\n")[0]  # the rest lists all data sets there are
+    except Exception as error:  # TFDS and its transports have no common error class
+        reason = str(error).strip().partition("\n")[0]  # the rest lists all known data sets
         raise ConfigError(
             f"tfds:{name} could not be opened or prepared ({type(error).__name__}: {reason}); "
-            "where there is no network, give an already prepared folder as tfds:/the/folder"
+            "without a network, give an already prepared folder as tfds:/the/folder"
         ) from error
     return builder
 
 
 def _part(tfds, builder, split: str, start: int, stop: int) -> str:
-    """Some examples of a split as a split of their own, for which TFDS opens their files only."""
+    """Some examples of a split as a split of their own, so that TFDS opens only their files."""
     parts = []
     splits = builder.info.splits
     for whole in tfds.core.ReadInstruction.from_spec(split).to_absolute(splits):

@@ -1,6 +1,6 @@
-"""Text to tokens: a published tokenizer or one trained here, with a separator for sentences.
+"""From text to tokens: a published tokenizer or one trained here, with a separator for sentences.
 
-No text ever becomes a special token: `<|endoftext|>` in a document is encoded letter by letter.
+Text never becomes a special token: `<|endoftext|>` in a document is encoded letter by letter.
 """
 
 from collections.abc import Sequence
@@ -19,12 +19,12 @@ from icl_jax.corpus.word_cache import WordCache
 from icl_jax.files.remote import check_files_in
 from icl_jax.files.step_folder import write_json
 
-# One process for each core is busy already; threads of the library would only stand in its way.
+# There is one process per core already; the library's own threads would only get in the way.
 os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
 
 NEW_SEPARATOR = "<|separator|>"
 UNUSED_TOKENS = ("madeupword0000", "[unused0]")  # RoBERTa, BERT: in the vocabulary, in no text
-# Role -> its names in the files of Hugging Face, and the tokens that are known to have it.
+# Role -> its names in Hugging Face's files, and the tokens that are known to have it.
 _ROLES = {
     "begin_of_text": (("cls_token", "bos_token"), ("<s>", "[CLS]")),
     "end_of_text": (("eos_token", "sep_token"), ("</s>", "[SEP]", "<|endoftext|>")),
@@ -48,7 +48,7 @@ class Tokenizer:
     ):
         library.no_padding()
         library.no_truncation()
-        library.encode_special_tokens = True  # as text, that is
+        library.encode_special_tokens = True  # that is, as ordinary text
         self.library = library
         self.separator_id = separator_id
         self.begin_of_text_id = begin_of_text_id  # None: an example begins with its first sentence
@@ -62,7 +62,7 @@ class Tokenizer:
 
     @classmethod
     def open(cls, folder: Path) -> "Tokenizer":
-        """What `save` wrote."""
+        """The tokenizer that `save` wrote."""
         ids = json.loads((Path(folder) / _IDS_FILE).read_text())
         return cls(tokenizers.Tokenizer.from_file(str(Path(folder) / "tokenizer.json")), **ids)
 
@@ -73,15 +73,32 @@ class Tokenizer:
         write_json(folder / "tokenizer.json", json.loads(self.library.to_str()))
         write_json(folder / _IDS_FILE, self.special_ids)
 
+    def save_with_model(self, folder: Path) -> None:
+        """The same beside a model, where `transformers.AutoTokenizer` opens it by itself."""
+        self.save(folder)
+        write_json(Path(folder) / "tokenizer_config.json", self.settings)
+
+    @property
+    def settings(self) -> dict:
+        """What `transformers` reads in `tokenizer_config.json`."""
+        ids = {
+            "bos_token": self.begin_of_text_id,
+            "eos_token": self.end_of_text_id,
+            "pad_token": self.padding_id,
+            "mask_token": self.mask_id,
+        }
+        names = {k: self.library.id_to_token(id) for k, id in ids.items() if id is not None}
+        return {"tokenizer_class": "PreTrainedTokenizerFast", **names}
+
     @property
     def special_ids(self) -> dict[str, int | None]:
-        """The ids of tokens that no text contains, by their names here."""
+        """The ids of tokens that no text contains, by our names for them."""
         names = ("separator_id", *(f"{role}_id" for role in _ROLES))
         return {name: getattr(self, name) for name in names}
 
     @property
     def fingerprint(self) -> str:
-        """Changes when any text could get other tokens."""
+        """Changes whenever some text could get different tokens."""
         content = self.library.to_str() + json.dumps(self.special_ids)
         return hashlib.sha256(content.encode()).hexdigest()[:16]
 
@@ -101,15 +118,15 @@ class Tokenizer:
         return np.asarray(self.library.encode(text, add_special_tokens=False).ids, np.int32)
 
     def decode(self, tokens: Sequence[int]) -> str:
-        """The text of some tokens, special ones included, for people to look at."""
+        """The text of some tokens, including special ones, for people to read."""
         return self.library.decode(np.asarray(tokens).tolist(), skip_special_tokens=False)
 
 
 @functools.lru_cache(maxsize=1)
 def open_tokenizer(folder: str, fingerprint: str) -> Tokenizer:
-    """As `Tokenizer.open`, kept from shard to shard, with the words that it has seen.
+    """`Tokenizer.open`, kept from shard to shard with the words that it has seen.
 
-    The fingerprint is there to notice another one in that folder.
+    The fingerprint detects that the folder holds another tokenizer by now.
     """
     return Tokenizer.open(Path(folder))
 
@@ -153,7 +170,7 @@ def _read_library(folder: Path) -> tokenizers.Tokenizer:
             known = [t for _, names in _ROLES.values() for t in names if t in library.get_vocab()]
             library.add_special_tokens(known)
             return library
-    except Exception as error:  # the library raises no narrower one
+    except Exception as error:  # the library raises nothing narrower
         raise ConfigError(f"design.tokenizer.folder: {folder} cannot be read: {error}") from error
     raise ConfigError(
         f"design.tokenizer.folder: expected tokenizer.json, or vocab.json and merges.txt, in "
@@ -162,7 +179,7 @@ def _read_library(folder: Path) -> tokenizers.Tokenizer:
 
 
 def _add_tokens(library: tokenizers.Tokenizer, folder: Path) -> None:
-    """Adds those of `added_tokens.json`, token -> id, which come after the ids of `vocab.json`."""
+    """Adds the tokens of `added_tokens.json`, token -> id, after the ids of `vocab.json`."""
     settings = _read_json(folder / "tokenizer_config.json")
     described = settings.get("added_tokens_decoder", {})
     special = {*_named_tokens(folder).values()}
@@ -208,24 +225,24 @@ def _check_separator(tokenizer: Tokenizer) -> None:
         if tokenizer.separator_id == getattr(tokenizer, f"{role}_id"):
             raise ConfigError(
                 f"design.tokenizer.separator: '{name}' is the {role.replace('_', '-')} token; "
-                'the separator must be a token of its own. Leave it at "" for one that is free'
+                'the separator must be another token. Leave it at "" to use an unused one'
             )
 
 
 def _check_special_tokens(tokenizer: Tokenizer) -> None:
-    """A token that some text becomes would stand where nobody put it."""
+    """Stops on a special token that text can become, as it would appear where nobody put it."""
     for role, id in tokenizer.special_ids.items():
         if id is None:
             continue
         name = tokenizer.library.id_to_token(id)
-        # A piece may be written in another way than its text, and depend on what is beside it.
+        # A piece may be spelled differently from its text, and depend on its neighbours.
         texts = [f"{text} a{text} {text}" for text in (name, tokenizer.decode([id]))]
         if not any(id in tokenizer.encode(text) for text in texts):
             continue
         if role == "separator_id":
             raise ConfigError(
                 f"design.tokenizer.separator: '{name}' also comes from text; choose a token that "
-                'does not, or leave it at "" for one that is free'
+                'does not, or leave it at "" to use an unused one'
             )
         role = role.removesuffix("_id").replace("_", "-")
         raise ConfigError(

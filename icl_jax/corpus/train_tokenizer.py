@@ -1,7 +1,7 @@
 """Trains a byte-level BPE tokenizer on a sample of the corpus.
 
 Its ids: 4 special tokens, the 243 bytes that UTF-8 text can hold (never 0xC0, 0xC1, 0xF5-0xFF),
-then merges, up to exactly the size asked for.
+then merges, up to exactly the requested size.
 """
 
 from collections import Counter
@@ -24,7 +24,7 @@ NOT_IN_UTF8 = (0xC0, 0xC1, *range(0xF5, 0x100))
 
 
 def train(texts: Iterable[str], vocab_size: int) -> Tokenizer:
-    """A tokenizer of exactly `vocab_size` ids; the same for the same texts."""
+    """A tokenizer with exactly `vocab_size` ids; the same texts give the same tokenizer."""
     library = tokenizers.Tokenizer(models.BPE())
     library.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     library.decoder = decoders.ByteLevel()
@@ -49,7 +49,7 @@ def train(texts: Iterable[str], vocab_size: int) -> Tokenizer:
 def sample_sentences(
     config: CorpusConfig, shard_bytes: int, sample_bytes: int = SAMPLE_BYTES
 ) -> Iterator[str]:
-    """Sentences from shards that lie evenly over the corpus, about as many bytes from each."""
+    """Sentences from shards spread evenly over the corpus, about as many bytes from each."""
     shards = plan_shards(config, shard_bytes)
     wanted = max(1, min(len(shards), sample_bytes // shard_bytes))
     chosen = [shards[i * len(shards) // wanted] for i in range(wanted)]
@@ -74,7 +74,7 @@ def _sentences(shard: Shard, config: CorpusConfig) -> Iterator[str]:
 
 
 def _explain_empty(shards: Sequence[Shard], config: CorpusConfig) -> str:
-    """Reads again what gave no sentence, to say why."""
+    """Reads again the shards that gave no sentence, to say why."""
     documents, bad, dropped = 0, [], Counter()
     for shard in shards:
         for document in read_documents(shard, config):
@@ -87,7 +87,7 @@ def _explain_empty(shards: Sequence[Shard], config: CorpusConfig) -> str:
 
 
 def _alphabet() -> list[str]:
-    """The characters by which the library writes the bytes."""
+    """The characters that stand for bytes in the library."""
     printable = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
     others = [byte for byte in range(0x100) if byte not in printable]
     written = {byte: chr(byte) for byte in printable}

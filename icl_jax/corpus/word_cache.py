@@ -1,8 +1,8 @@
-"""Byte-level BPE with every word encoded once: the ids of the library at many times its speed.
+"""Byte-level BPE with every word encoded once: the library's ids at many times its speed.
 
-Why they are equal: the GPT-2 pattern that cuts text before BPE takes a space only as the first
-character of a cut, and a single space before another character always goes there. Where single
-spaces are all white space there is, no cut and so no merge reaches over the start of a word.
+Why they are equal: the GPT-2 pattern that cuts text before BPE only takes a space as the first
+character of a cut, and a single space before another character is always put there. If single
+spaces are the only white space, no cut, and so no merge, crosses the start of a word.
 """
 
 from collections.abc import Sequence
@@ -19,16 +19,16 @@ _MAX_WORDS = 1_000_000
 
 
 class WordCache:
-    """Words (with the space before them) that were seen, and their tokens."""
+    """The words seen so far, each with the space before it, and their tokens."""
 
     def __init__(self, library: tokenizers.Tokenizer):
         self._library = library
-        self._lock = threading.Lock()  # a worker may have threads, which share it
+        self._lock = threading.Lock()  # shared by the threads of a worker
         self._forget()
 
     @classmethod
     def of(cls, library: tokenizers.Tokenizer) -> "WordCache | None":
-        """The cache for a tokenizer; None if what stands beside a word may change its tokens."""
+        """The cache for a tokenizer; None if a word's tokens may depend on its neighbours."""
         parts = json.loads(library.to_str())
         cut, model = parts["pre_tokenizer"] or {}, parts["model"]
         independent = (
@@ -43,9 +43,9 @@ class WordCache:
         return cls(library) if independent else None
 
     def encode(self, texts: Sequence[str]) -> tuple[np.ndarray, np.ndarray] | None:
-        """Tokens and offsets of all texts; None where they hold other space than single ones.
+        """Tokens and offsets of all texts; None if they have white space other than single spaces.
 
-        A text may begin with one: it then begins with an empty word.
+        A text may begin with a space: it then begins with an empty word.
         """
         joined = "\n".join(texts)
         if not texts or joined.count("\n") >= len(texts) or _OTHER_SPACE.search(joined):
@@ -62,7 +62,7 @@ class WordCache:
         word_of = np.fromiter(map(self._index.__getitem__, words), np.int64, len(words))
         lengths = self._lengths[word_of]
         ends = np.cumsum(lengths)
-        # Token i of the result is this many places further in the tokens of all known words.
+        # Token i of the result is this many places further on in the tokens of all known words.
         shift = np.repeat(self._starts[word_of] - (ends - lengths), lengths)
         return self._tokens[shift + np.arange(len(shift))], ends
 

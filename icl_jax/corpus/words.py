@@ -1,12 +1,12 @@
-"""The words that sentences are compared by: near duplicates, TF-IDF and overlap all take these.
+"""The words that sentences are compared by, for near duplicates, TF-IDF and overlap alike.
 
-A word is a run of letters, marks and digits. Where a script has no spaces (Chinese, Japanese, Thai,
-Lao, Khmer, Burmese), each pair of neighbouring characters is one. What makes another thing of a
-word belongs to it: `C++`, `C#`, `-5`, `3.5`, `1,000`, `$5`, `5%`. All else only parts words.
+A word is a run of letters, marks and digits. In scripts without spaces (Chinese, Japanese, Thai,
+Lao, Khmer, Burmese), each pair of neighbouring characters is a word. Signs that change what a word
+means belong to it: `C++`, `C#`, `-5`, `3.5`, `1,000`, `$5`, `5%`. All others only separate words.
 
-Text is folded by NFKC and case. NFC would join an accent to its letter, but leave the full-width
-forms, half-width kana, ligatures and presentation forms that differ in nothing a reader sees.
-Powers and fractions stay as they are, for NFKC makes 102 of 10² and 51/2 of 5½.
+Text is folded by NFKC and case. NFC would join an accent to its letter, but keep full-width forms,
+half-width kana, ligatures and presentation forms, which look the same to a reader. Powers and
+fractions are kept, because NFKC turns 10² into 102 and 5½ into 51/2.
 """
 
 from collections.abc import Iterator
@@ -19,9 +19,9 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-RULES_VERSION = 1  # raise it when a text could get other words: what is made from them is refused
+RULES_VERSION = 1  # raise it when a text could get other words; older results are then refused
 
-# Letters and marks; digits, punctuation and signs of money of these scripts are as all others.
+# Letters and marks; digits, punctuation and currency signs of these scripts are treated as usual.
 _UNSPACED_CLASS = (
     "\u0e01-\u0e3a\u0e40-\u0e4e"  # Thai
     "\u0e81-\u0ecf\u0edc-\u0edf"  # Lao
@@ -36,16 +36,16 @@ _INVISIBLE = str.maketrans(dict.fromkeys("\xad\u200b\u200c\u200d\u2060\ufeff", "
 _FOLDABLE = re.compile("[^¹²³¼-¾⁰-\u209f⅐-⅟↉™℠]+")
 _MONEY = "$\u00a2-\u00a5\u0e3f\u17db\u20a0-\u20cf"
 _PLAIN = re.compile("[a-z0-9]+")
-_SIGNS = re.compile(r"[+#$%]|-[0-9]|[0-9][.,][0-9]")  # where plain runs are not enough
+_SIGNS = re.compile(r"[+#$%]|-[0-9]|[0-9][.,][0-9]")  # texts that need more than plain runs
 _SIMPLE_CHUNK = r"^[a-z]+[.,;:!?)\]\"]*$"
 
 
 class Words(NamedTuple):
-    """The words of many texts, one text after the other."""
+    """The words of many texts, in sequence."""
 
-    vocabulary: pa.Array  # of large strings, each once; the first is empty and is no word
-    ids: np.ndarray  # int64: of each word, in the vocabulary
-    lengths: np.ndarray  # int64: words of each text
+    vocabulary: pa.Array  # large strings, each once; the first is empty and not a word
+    ids: np.ndarray  # int64: the place of each word in the vocabulary
+    lengths: np.ndarray  # int64: the number of words of each text
 
 
 def words_of(text: str) -> list[str]:
@@ -57,12 +57,12 @@ def words_of(text: str) -> list[str]:
 
 
 def split_words(texts: pa.Array) -> Words:
-    """As `words_of`, for many texts: what stands between two spaces is looked at once."""
+    """`words_of` for many texts; each distinct chunk between two spaces is analysed once."""
     lists = pc.utf8_split_whitespace(texts.cast(pa.large_string()))
     chunks = lists.flatten().dictionary_encode()
     simple, others = _look_at(chunks.dictionary)
 
-    # The words of every chunk, as numbers of the vocabulary.
+    # The words of every chunk, as places in the vocabulary.
     parts = [words_of(chunk) for chunk in others.to_pylist()]
     flat = pa.array([word for words in parts for word in words], pa.large_string())
     empty = pa.array([""], pa.large_string())
@@ -83,7 +83,7 @@ def split_words(texts: pa.Array) -> Words:
 
 
 def _look_at(chunks: pa.Array) -> tuple[pa.Array, pa.Array]:
-    """Of chunks of a word and maybe a comma: the words (null for others); and the others."""
+    """The words of chunks that are one word, perhaps with a comma (else null); other chunks."""
     lower = pc.ascii_lower(chunks)
     is_simple = pc.match_substring_regex(lower, _SIMPLE_CHUNK)
     words = pc.ascii_rtrim(lower, '.,;:!?)]"')
@@ -116,7 +116,7 @@ def _ascii_words() -> re.Pattern:
 
 @functools.cache
 def _unicode_words() -> re.Pattern:
-    """The pattern of words with spaces between; Python's `\\w` lacks marks."""
+    """The pattern of words between spaces; Python's `\\w` lacks marks."""
     codes = (*range(0x300, 0x1F000), *range(0xE0100, 0xE01F0))
     marks = {code for code in codes if unicodedata.category(chr(code))[0] == "M"}
     starts = sorted(code for code in marks if code - 1 not in marks)

@@ -1,4 +1,4 @@
-"""From `DataConfig` to batches. The n-th global batch depends on files, seed and n alone:
+"""From `DataConfig` to batches. The n-th global batch depends only on the files, the seed and n,
 not on hosts, workers or restarts.
 """
 
@@ -23,14 +23,14 @@ from icl_jax.data.source import RowStream, Source, open_source
 from icl_jax.data.tfrecord import RecordError
 
 Batch = dict[str, np.ndarray]
-_THREADS = 16  # at most, each for one batch; more than a few help only with remote files
+_THREADS = 16  # at most, each for one batch; more than a few only help with remote files
 # Batches of tokens are small, and containers often have 64 MB of shared memory.
 _WITHOUT_SHARED_MEMORY = grain.experimental.DatasetOptions(min_shm_size=sys.maxsize)
 
 
 @dataclasses.dataclass(frozen=True)
 class Data:
-    """The opened sources and how batches mix them."""
+    """The opened sources, and how batches mix them."""
 
     sources: tuple[Source, ...]
     mixture: Mixture
@@ -40,7 +40,7 @@ class Data:
 
     @property
     def steps_per_epoch(self) -> float | None:
-        """Steps that see every record once; None where several sources have epochs of their own."""
+        """Steps that see every record once; None: several sources each have their own epochs."""
         return self.sources[0].num_rows / self.batch_size if len(self.sources) == 1 else None
 
     @property
@@ -62,7 +62,7 @@ class Data:
         )
 
     def check_vocabulary(self, vocab_size: int) -> str | None:
-        """What is wrong if a model with so many tokens reads these records; None: nothing."""
+        """What is wrong if a model with this vocabulary reads these records; None: nothing."""
         found = [
             f"{place}: expected token ids from 0 to {vocab_size - 1}, got {token}"
             for source in self.sources
@@ -79,7 +79,7 @@ class Data:
         return max(source.plan.version for source in self.sources)
 
     def fingerprint(self) -> str:
-        """Changes with the records; not with their folder, nor with how they are read."""
+        """Changes with the records, but not with their folder or how they are read."""
         facts = json.dumps([source.facts() for source in self.sources])
         return hashlib.sha256(facts.encode()).hexdigest()[:16]
 
@@ -119,9 +119,9 @@ def make_batches(
 ) -> "BatchIterator":
     """Batches `start` to `steps - 1`, in order, read ahead in the background.
 
-    `rows`: those of each global batch that this host needs; None: all.
+    `rows`: the rows of each global batch that this host needs; None: all.
 
-    Ask for several workers only under `if __name__ == "__main__"`: they import the main module.
+    Use several workers only under `if __name__ == "__main__"`, because they import the main module.
     """
     batches = GlobalBatches(data, steps, rows, pad_token_id)
     reading = grain.ReadOptions(num_threads=min(prefetch, _THREADS), prefetch_buffer_size=prefetch)
@@ -137,7 +137,7 @@ def make_batches(
 
 
 class BatchIterator(grain.DatasetIterator):
-    """Iterates over steps. Its state is the next step, whatever the number of workers."""
+    """Iterates over steps. Its state is the next step, for any number of workers."""
 
     def __init__(self, read_from: Callable[[int], grain.DatasetIterator], start: int, steps: int):
         super().__init__()
@@ -162,14 +162,14 @@ class BatchIterator(grain.DatasetIterator):
         self._step = state["step"]
 
     def close(self) -> None:
-        """Ends threads and workers; the next batch would start new ones."""
+        """Ends threads and workers; asking for another batch would start new ones."""
         if self._reader is not None:
             self._reader.close()
         self._reader = None
 
 
 class GlobalBatches(grain.sources.RandomAccessDataSource):
-    """`[n]`: batch n, or those of its rows that are asked for."""
+    """`[n]`: batch n, or the requested rows of it."""
 
     def __init__(
         self,
@@ -202,12 +202,12 @@ class GlobalBatches(grain.sources.RandomAccessDataSource):
 
 
 def _source_seed(seed: int, source: int) -> int:
-    # Grain shuffles pass e with seed + e: seeds of two sources must not be neighbours.
+    # Grain shuffles pass e with seed + e, so the seeds of two sources must not be adjacent.
     return int(np.random.SeedSequence([seed, source]).generate_state(1)[0])
 
 
 def _default_grain_flags() -> None:
-    """Where no absl app has parsed the flags (tests, notebooks), Grain's have their defaults."""
+    """Gives Grain's flags their defaults if no absl app has parsed them (tests, notebooks)."""
     if not flags.FLAGS.is_parsed():
         for name in flags.FLAGS:
             if name.startswith("grain_"):
@@ -215,7 +215,7 @@ def _default_grain_flags() -> None:
 
 
 def _begin_worker(worker: int, workers: int) -> None:
-    """A worker never reaches for the accelerator, and ends with the process that started it."""
+    """Keeps a worker off the accelerator, and ends it with the process that started it."""
     del worker, workers
     os.environ["JAX_PLATFORMS"] = "cpu"
     if "jax" in sys.modules:

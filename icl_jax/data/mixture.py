@@ -1,6 +1,6 @@
 """Which source each row of a batch comes from, and how far along that source it is.
 
-Pure arithmetic: any step can be asked for directly.
+Pure arithmetic: any step can be computed directly.
 """
 
 from collections.abc import Sequence
@@ -15,9 +15,9 @@ Phases = Sequence[tuple[int, Sequence[float]]]
 
 
 class Mixture:
-    """Rows of each source in every batch, from `DataConfig.phases`; sources lie one after another.
+    """Rows of each source in every batch, from `DataConfig.phases`; source after source.
 
-    `counts` holds (phases, sources) numbers of rows.
+    `counts` (phases, sources) holds numbers of rows.
     """
 
     def __init__(self, phases: Phases, num_sources: int, batch_size: int):
@@ -50,12 +50,12 @@ class Mixture:
         return source, start[source] + within
 
     def rows_together(self, source: int) -> int:
-        """The largest number of rows that divides this source's part of every batch."""
+        """The largest number of rows that divides this source's share of every batch."""
         return math.gcd(*self.counts[:, source].tolist()) or 1
 
 
 def rows_of_sources(weights: Sequence[float], batch_size: int) -> list[int]:
-    """`batch_size` rows shared out by weight: rounded down, the rest to the largest remainders."""
+    """Shares out `batch_size` rows by weight: rounded down, the rest by largest remainder."""
     total = sum(Fraction(weight) for weight in weights)
     shares = [Fraction(weight) * batch_size / total for weight in weights]
     rows = [math.floor(share) for share in shares]

@@ -1,10 +1,10 @@
 """The plan of a source: which records share a row, and which rows share a batch.
 
 A unit is a run of records with the same `batch_group` (a record without one is its own unit); its
-rows must land in the same batch. Rows come in bundles, whole units each, that a batch takes as one.
-Packed, units that fit into one row share rows; a unit of several rows has them for itself.
-A run may go on in the next shard: to be together without need breaks no promise, to be cut does.
-Who shares a row or a bundle with a unit is drawn anew each epoch.
+rows must land in the same batch. Rows come in bundles of whole units, which a batch takes whole.
+When packed, units that fit into one row share rows; a unit of several rows has them to itself.
+A run may continue in the next shard, since cutting a group would be wrong and joining two is not.
+Which units share a row or a bundle is drawn again in each epoch.
 """
 
 import collections
@@ -22,7 +22,7 @@ GROUPS_VERSION = 2
 
 @dataclasses.dataclass(frozen=True)
 class Places:
-    """Where units lie in the first epoch: places that others of their size take in later ones."""
+    """The places of units in the first epoch; in later ones, units of the same size swap them."""
 
     seed: int
     sizes: np.ndarray  # of each unit: its records,
@@ -35,7 +35,7 @@ class Places:
     def rows(self, epoch: int) -> np.ndarray:
         """The row of each record. Units of one length trade blocks, blocks of one size places.
 
-        So every epoch has the same rows and bundles, filled as far, and other company in them.
+        So every epoch has the same rows and bundles, equally full, with other units together.
         """
         block, first_row = self.block, self.first_row
         if epoch:
@@ -48,11 +48,11 @@ class Places:
 
 @dataclasses.dataclass(frozen=True)
 class Plan:
-    """Rows of one epoch of a source; bundle b is the rows from b * rows_per_bundle on."""
+    """The rows of one epoch of a source; bundle b begins at row b * rows_per_bundle."""
 
     num_rows: int
     rows_per_bundle: int = 1
-    # Row i holds records[starts[i]:starts[i + 1]]; None: row i is record i, which costs no memory.
+    # Row i holds records[starts[i]:starts[i + 1]]; None: row i is record i, without any memory.
     starts: np.ndarray | None = None
     records: np.ndarray | None = None
     places: Places | None = None  # None: the rows are the same in every epoch
@@ -67,27 +67,27 @@ class Plan:
         return self.num_rows // self.rows_per_bundle
 
     def records_of(self, row: int) -> np.ndarray:
-        """The records of a row; none: the row is padding that completes its bundle."""
+        """The records of a row; empty: the row is padding that completes its bundle."""
         if self.starts is None:
             return np.array([row])
         return self.records[self.starts[row] : self.starts[row + 1]]
 
     def of_epoch(self, epoch: int) -> "Plan":
-        """The plan of another epoch, by this one of epoch 0; it has as many rows."""
+        """The plan of another epoch, from this one of epoch 0; it has as many rows."""
         if epoch == 0 or self.places is None:
             return self
         return _plan(self.places.rows(epoch), self.rows_per_bundle)
 
 
 def make_plan(
-    tokens: np.ndarray,  # of each record, how many
+    tokens: np.ndarray,  # number of tokens of each record
     batch_group: np.ndarray,  # of each record; -1: none
     *,
     sequence_length: int,
-    rows_together: int,  # rows of this source that every batch takes, or a divisor of them
+    rows_together: int,  # rows of this source in every batch, or a divisor of that number
     pack: bool,
     seed: int,
-    one_unit: bool = False,  # the records of a unit share a row, and with no other unit's
+    one_unit: bool = False,  # the records of a unit share a row that has no other unit
     place: Callable[[int], str] = "record {}".format,  # names a record in messages
 ) -> Plan:
     """Arranges records that all fit into a row; the same arguments always give the same plan."""
@@ -133,13 +133,13 @@ def _plan_units(
     sequence_length: int,
     place: Callable[[int], str],
 ) -> Plan:
-    """A row for each unit, in their order, as if each were one record."""
+    """A row for each unit, in order, as if each were one record."""
     too_long = np.flatnonzero(rows > 1)
     if len(too_long):
         raise RecordError(
             f"{place(int(first[too_long[0]]))}: expected the sentences of a query to fit into one "
             f"row of {sequence_length} tokens (design.examples.rows=one_query), but those of "
-            f"{len(too_long)} queries do not; raise sequence_length, or design the examples anew "
+            f"{len(too_long)} queries do not; raise sequence_length, or redesign the examples "
             "with a lower design.examples.max_tokens"
         )
     return _plan(np.repeat(np.arange(len(rows)), sizes), 1)
@@ -148,7 +148,7 @@ def _plan_units(
 def count_rows(
     tokens: np.ndarray, batch_group: np.ndarray, sequence_length: int, pack: bool, seed: int
 ) -> int:
-    """How many rows records take when they are packed, or one unit to a row; bundles apart."""
+    """How many rows records take if packed, or with one unit per row, without regard to bundles."""
     first, sizes = _find_units(batch_group)
     _, rows = _pack_units(tokens, first, sizes, sequence_length)
     if not pack:
@@ -160,8 +160,8 @@ def count_rows(
 def best_fit(sizes: np.ndarray, capacity: int, order: np.ndarray) -> np.ndarray:
     """The bin of each item, taken in `order`: the open bin that it fills best, else a new one.
 
-    Bins are kept by their free space, and `spaces` has bit s set where a bin has s free: the best
-    bin is the lowest bit from the item's size on. So an item costs about a microsecond.
+    Bins are kept by free space, and `spaces` has bit s set if a bin has s free: the best bin is the
+    lowest set bit from the item's size upwards, so an item takes about a microsecond.
     """
     bins: dict[int, list[int]] = collections.defaultdict(list)
     spaces, opened, chosen = 0, 0, []
@@ -191,7 +191,7 @@ def _find_units(batch_group: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
 
 
 def _trade(size: np.ndarray, random: np.random.RandomState) -> np.ndarray:
-    """For each item another one of its size, in random order, or itself; each comes once."""
+    """A random permutation that maps each item to one of the same size."""
     order = random.permutation(len(size))
     order = order[np.argsort(size[order], kind="stable")]
     traded = np.empty_like(order)
@@ -200,7 +200,7 @@ def _trade(size: np.ndarray, random: np.random.RandomState) -> np.ndarray:
 
 
 def _plan(row: np.ndarray, rows_per_bundle: int) -> Plan:
-    """The plan that puts record i into row[i]; the last bundle is completed."""
+    """The plan that puts record i into row[i]; the last bundle is filled up with padding."""
     num_rows = -(-int(row.max(initial=-1) + 1) // rows_per_bundle) * rows_per_bundle
     starts = np.concatenate([[0], np.cumsum(np.bincount(row, minlength=num_rows))])
     return Plan(num_rows, rows_per_bundle, starts, np.argsort(row, kind="stable"))
@@ -218,7 +218,7 @@ def _pack_units(
     row_in_unit = np.zeros(len(tokens), np.int64)
     rows = np.ones(len(first), np.int64)
     totals = np.add.reduceat(tokens, first, dtype=np.int64)
-    for unit in np.flatnonzero(totals > sequence_length):  # the others are one row
+    for unit in np.flatnonzero(totals > sequence_length):  # the others fit into one row
         part = slice(first[unit], first[unit] + sizes[unit])
         row_in_unit[part] = best_fit(tokens[part], sequence_length, np.arange(sizes[unit]))
         rows[unit] = row_in_unit[part].max() + 1

@@ -1,4 +1,4 @@
-"""What is known of every record of a shard after one full scan, kept as `<shard>.index.npz`."""
+"""The index of a shard: facts about every record from one full scan, in `<shard>.index.npz`."""
 
 import array
 from collections.abc import Callable, Sequence
@@ -22,18 +22,18 @@ from icl_jax.files.step_folder import beside
 SUFFIX = ".index.npz"
 _VERSION = 1
 _EDGE_BYTES = 1 << 16
-_THREADS = 8  # hides the latency of remote files; parsing itself holds the interpreter's lock
+_THREADS = 8  # hide the latency of remote files; parsing itself holds the interpreter's lock
 _WRITE_AGAIN = "write these records again"
 
 
 @dataclasses.dataclass(frozen=True)
 class ShardIndex:
-    """Facts of one shard; the arrays have one entry per record."""
+    """Facts about one shard; the arrays have one entry per record."""
 
     size: int  # of the shard, bytes
-    edges: int  # CRC of its first and last 64 KiB: tells a rewritten shard of the same size
+    edges: int  # CRC of its first and last 64 KiB: reveals a rewritten shard of the same size
     checksum: int  # CRC of all payloads
-    smallest_token: int  # id; without records, one that changes no minimum or maximum
+    smallest_token: int  # id; without records, one that leaves minimum and maximum unchanged
     largest_token: int
     offset: np.ndarray  # int64: where the record's frame begins
     length: np.ndarray  # int64: of the payload, bytes
@@ -45,7 +45,7 @@ class ShardIndex:
 
 
 def load_indexes(paths: Sequence[epath.Path], show_progress: bool = True) -> list[ShardIndex]:
-    """The indexes of all shards, building those that are missing or do not fit their shard.
+    """The indexes of all shards; builds those that are missing or do not match their shard.
 
     Raises one RecordError that names the first damage of every damaged shard.
     """
@@ -64,7 +64,7 @@ def load_indexes(paths: Sequence[epath.Path], show_progress: bool = True) -> lis
         futures = [pool.submit(_load_or_build, path, progress) for path in paths]
         try:
             errors = [error for future in futures if (error := future.exception())]
-        except BaseException:  # Ctrl-C: do not begin the shards that wait
+        except BaseException:  # Ctrl-C: do not start on the waiting shards
             pool.shutdown(wait=False, cancel_futures=True)
             raise
     for error in errors:
@@ -113,7 +113,7 @@ def _build(path: epath.Path, size: int, edges: int, progress: Callable) -> Shard
 
 
 def _facts(path: epath.Path, offset: int, payload: bytes) -> tuple[int, int, int, int]:
-    """Number of tokens, batch group, smallest and largest token id of a record that is sound."""
+    """Number of tokens, batch group, smallest and largest token id of a valid record."""
 
     def wrong(expected: str, got: object) -> RecordError:
         return damage(path, offset, expected, str(got), _WRITE_AGAIN)
@@ -153,7 +153,7 @@ def _edges(path: epath.Path, size: int) -> int:
 
 
 def _load(path: epath.Path) -> ShardIndex | None:
-    """The stored index; None if there is none that this version can read."""
+    """The stored index; None if there is none, or this version cannot read it."""
     try:
         stored = np.load(io.BytesIO(read_bytes(_place(path))), allow_pickle=False)
         if stored["version"] != _VERSION:
@@ -168,7 +168,7 @@ def _save(path: epath.Path, index: ShardIndex) -> None:
     buffer = io.BytesIO()
     np.savez(buffer, version=_VERSION, **dataclasses.asdict(index))
     place = _place(path)
-    try:  # several hosts may build the same index at once: each writes a file of its own
+    try:  # several hosts may build the same index at once: each writes its own file
         with beside(place) as partial:
             partial.write_bytes(buffer.getvalue())
     except (OSError, StageError) as error:

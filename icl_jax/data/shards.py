@@ -17,7 +17,7 @@ from icl_jax.data.tfrecord import (
 )
 from icl_jax.files.remote import check_is_file, is_remote, read_range, retry
 
-_OPEN_FILES = 256  # kept open by one reader; a process may have 1,024 on many systems
+_OPEN_FILES = 256  # kept open by one reader; many systems allow a process 1,024
 _MAGIC = set("*?[")
 _NUMBERED = re.compile(r"(.*-)(\d{5,})-of-(\d{5,})(.*)")
 
@@ -60,7 +60,7 @@ def _glob(pattern: str) -> list[epath.Path]:
 
 
 def _missing(shards: list[epath.Path]) -> list[str]:
-    """Names that `-00000-of-00004` calls for and that are not there (a glob may leave some out)."""
+    """Names implied by `-00000-of-00004` that are missing (a glob may exclude some)."""
     families = {
         (shard.parent, match[1], len(match[2]), int(match[3]), match[4])
         for shard in shards
@@ -77,7 +77,7 @@ def _missing(shards: list[epath.Path]) -> list[str]:
 class Shards:
     """All records of several shards as one sequence; a record is a dict of features.
 
-    Threads may read at once. A copy sent to another process opens its own files.
+    Threads may read concurrently. A copy sent to another process opens its own files.
     """
 
     def __init__(self, paths: Sequence[epath.PathLike], indexes: list[ShardIndex] | None = None):
@@ -119,7 +119,7 @@ class Shards:
         try:
             return os.pread(file, size, offset)
         finally:
-            # Another thread may have opened the same shard meanwhile: one of the two is kept.
+            # Another thread may have opened the same shard meanwhile: keep one of the two.
             full = len(self._files) >= _OPEN_FILES
             if full or self._files.setdefault(shard, file) != file:
                 os.close(file)

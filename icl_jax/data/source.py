@@ -18,7 +18,7 @@ from icl_jax.files.remote import read_text
 
 # Grain's shuffle tries numbers below 2**16 until one is in range: 25 us from here on, 15 ms for 4.
 _FEW_BUNDLES = 1 << 14
-_PLANS = 2  # of epochs, kept by a stream: what is read ahead may be of the next one
+_PLANS = 2  # epochs whose plans a stream keeps: reading ahead may reach into the next one
 
 
 @dataclasses.dataclass
@@ -29,7 +29,7 @@ class Source:
     paths: list[epath.Path]
     indexes: list[ShardIndex]
     sequence_length: int
-    one_query: bool = False  # its folder says: a row holds one query and what belongs to it
+    one_query: bool = False  # according to its folder, a row holds one query and its group
     plan: Plan = dataclasses.field(init=False)
 
     @functools.cached_property
@@ -50,7 +50,7 @@ class Source:
 
     @property
     def filled(self) -> float:
-        """The share of the rows' places that hold a token."""
+        """The share of places in the rows that hold a token."""
         return self.num_tokens / (self.num_rows * self.sequence_length)
 
     def make_plan(self, rows_together: int, pack: bool, seed: int) -> None:
@@ -76,7 +76,7 @@ class Source:
         )
 
     def outside_vocabulary(self, vocab_size: int) -> Iterator[tuple[str, int]]:
-        """Place and token id of the first offence in every shard that has one."""
+        """Place and token id of the first wrong id in every shard that has one."""
         ends = np.cumsum([len(index) for index in self.indexes])
         for index, end in zip(self.indexes, ends):
             if index.smallest_token >= 0 and index.largest_token < vocab_size:
@@ -89,7 +89,7 @@ class Source:
                     break
 
     def facts(self) -> list[tuple]:
-        """What tells these shards from others: name, size, records and checksum of each."""
+        """What identifies these shards: name, size, records and checksum of each."""
         return [
             (path.name, index.size, len(index), index.checksum)
             for path, index in zip(self.paths, self.indexes)
@@ -97,7 +97,7 @@ class Source:
 
 
 def open_source(name: str, sequence_length: int) -> Source:
-    """Finds and indexes the shards; raises RecordError where they cannot be used."""
+    """Finds and indexes the shards; raises RecordError if they cannot be used."""
     paths = find_shards(name)
     one_query = row_holds(name) == ONE_QUERY
     source = Source(name, paths, load_indexes(paths), sequence_length, one_query)
@@ -108,7 +108,7 @@ def open_source(name: str, sequence_length: int) -> Source:
 
 
 def row_holds(name: str) -> str:
-    """What the design of a folder of records says a row holds; of other sources: packed."""
+    """What a row holds, according to the design of a folder of records; otherwise: packed."""
     results = epath.Path(name) / "results.json"
     held = json.loads(read_text(results)) if results.exists() else {}
     return held.get("row_holds", PACKED)
@@ -128,11 +128,11 @@ def _check_lengths(source: Source) -> None:
 
 
 class RowStream:
-    """Row k of an endless stream over a source: every pass has bundles of its own, shuffled."""
+    """Row k of an endless stream over a source: every pass has its own shuffled bundles."""
 
     def __init__(self, shards: Shards, plan: Plan, seed: int):
         self._shards, self._plan, self._seed = shards, plan, seed
-        self._plans: dict[int, Plan] = {}  # of the last epochs
+        self._plans: dict[int, Plan] = {}  # of the latest epochs
         # Addressed at random in constant time and memory; reshuffled on each pass.
         self._shuffled = grain.MapDataset.range(plan.num_bundles).shuffle(seed=seed).repeat()
 
@@ -154,7 +154,7 @@ class RowStream:
 
     def _plan_of(self, epoch: int) -> Plan:
         plan = self._plans.get(epoch)
-        if plan is None:  # two threads may both make it: it is the same
+        if plan is None:  # two threads may both make it, with the same result
             plan = self._plans[epoch] = self._plan.of_epoch(epoch)
             for old in [*self._plans][:-_PLANS]:
                 self._plans.pop(old, None)

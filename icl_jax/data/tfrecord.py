@@ -23,20 +23,20 @@ REPAIR = "copy this file again from its origin, or build it again"
 
 
 class RecordError(StageError, ValueError):
-    """Records that cannot be used; the message names file, byte offset, expected, got and fix."""
+    """Unusable records; the message names file, byte offset, expected, got and fix."""
 
 
 def damage(
     path: epath.Path, offset: int, expected: str, got: str, fix: str = REPAIR
 ) -> RecordError:
-    """The error for what lies at byte `offset` of `path`."""
+    """The error for damage at byte `offset` of `path`."""
     return RecordError(f"{path} at byte {offset}: expected {expected}, got {got}; {fix}")
 
 
 def write_records(path: epath.PathLike, records: Iterable[bytes]) -> None:
-    """Writes a shard beside its place and renames it, so that no half shard is ever read.
+    """Writes a shard under a temporary name and renames it, so that no partial shard is ever read.
 
-    Several hosts may make the same synthetic records at once: each writes a file of its own.
+    Several hosts may make the same synthetic records at once: each writes its own file.
     """
     with beside(path) as partial, partial.open("wb") as file:
         for record in records:
@@ -44,13 +44,13 @@ def write_records(path: epath.PathLike, records: Iterable[bytes]) -> None:
 
 
 def frame(payload: bytes) -> bytes:
-    """A payload as it lies in a shard."""
+    """A payload as it is stored in a shard."""
     length = struct.pack("<Q", len(payload))
     return b"".join((length, _masked_crc(length), payload, _masked_crc(payload)))
 
 
 def unframe(path: epath.Path, offset: int, length: int, framed: bytes) -> bytes:
-    """The payload of `length` bytes whose frame was read at `offset`."""
+    """The payload of `length` bytes from the frame that was read at `offset`."""
     found = read_length(path, offset, framed[:HEADER_BYTES])
     if found != length:
         raise damage(
@@ -61,7 +61,7 @@ def unframe(path: epath.Path, offset: int, length: int, framed: bytes) -> bytes:
 
 
 def scan_records(path: epath.Path) -> Iterator[tuple[int, bytes]]:
-    """(offset, payload) of all records of a shard in turn."""
+    """(offset, payload) of all records of a shard in order."""
     size, offset = path.stat().length, 0
     with open_to_read(path) as file:
         while offset < size:
@@ -97,7 +97,7 @@ def read_payload(path: epath.Path, offset: int, length: int, body: bytes) -> byt
 
 
 def _masked_crc(data: bytes) -> bytes:
-    # TFRecord rotates and shifts the CRC, for CRCs of data that holds CRCs are weak.
+    # TFRecord rotates and shifts the CRC, because CRCs of data that contains CRCs are weak.
     crc = google_crc32c.value(data)
     return struct.pack("<I", ((crc >> 15 | crc << 17) + 0xA282EAD8) & 0xFFFFFFFF)
 
@@ -113,7 +113,7 @@ def encode_example(features: Mapping[str, np.ndarray | list]) -> bytes:
 
 
 def decode_example(record: bytes) -> dict[str, np.ndarray]:
-    """int64, float32 or object (bytes) arrays; raises ValueError where it is no Example."""
+    """int64, float32 or object (bytes) arrays; raises ValueError if it is not an Example."""
     try:
         features = _Example.FromString(record).features.feature
     except DecodeError as error:
@@ -145,7 +145,7 @@ def _typed(name: str, values: np.ndarray | list) -> tuple[str, list]:
 
 
 def _example_class() -> type:
-    """The message class, from descriptors in a pool of their own: TensorFlow may be loaded too."""
+    """The message class, from descriptors in a separate pool, as TensorFlow may be loaded too."""
     file = descriptor_pb2.FileDescriptorProto(
         name="icl_jax/example.proto", package="tensorflow", syntax="proto3"
     )

@@ -248,15 +248,7 @@ def _write_notes(
 def _write_tokenizer(folder: Path, tokenizer: Tokenizer) -> None:
     folder.mkdir()
     write_json(folder / "tokenizer.json", json.loads(tokenizer.library.to_str()))
-    names = {
-        "bos_token": tokenizer.begin_of_text_id,
-        "eos_token": tokenizer.end_of_text_id,
-        "pad_token": tokenizer.padding_id,
-        "mask_token": tokenizer.mask_id,
-    }
-    config = {"tokenizer_class": "PreTrainedTokenizerFast"}
-    config |= {k: tokenizer.library.id_to_token(v) for k, v in names.items() if v is not None}
-    write_json(folder / "tokenizer_config.json", config)
+    write_json(folder / "tokenizer_config.json", tokenizer.settings)
 
 
 if __name__ == "__main__":

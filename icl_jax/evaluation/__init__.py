@@ -1,1 +1,1 @@
-"""What a model has learned: sentence similarity, questions, zero-shot GLUE, perplexity."""
+"""What a model has learned: the tasks, the comparison of models, and generation."""

@@ -1,8 +1,8 @@
 """How sure a number is: 95% intervals by resampling the items, and tests of paired differences.
 
-A resample draws as many items as there are, with replacement; it is told by how often each item was
-drawn, and a statistic computes its value from that. All speak of other items of the same kind: what
-another seed of the training would change they do not know.
+A resample draws as many items as there are, with replacement; it is given by how often each item
+was drawn, and a statistic computes its value from that. Intervals and tests cover other items of
+the same kind; they say nothing about another training seed.
 
     first = draw(mean_of(scores_of_first), items, resamples=10_000, seed=0)
     second = draw(mean_of(scores_of_second), items, resamples=10_000, seed=0)
@@ -73,7 +73,7 @@ def spearman_of(first: Sequence[float], second: Sequence[float]) -> Statistic:
 
 
 def interval(values: np.ndarray) -> list[float]:
-    """The 95% percentile interval: what 2.5% of the resamples are below, and 2.5% above."""
+    """The 95% percentile interval: 2.5% of the resamples are below it, and 2.5% above."""
     return [float(end) for end in np.percentile(values, (2.5, 97.5))]
 
 
@@ -83,22 +83,22 @@ def mean_interval(scores: Sequence[float], resamples: int, seed: int) -> list[fl
 
 
 def share_interval(scores: Sequence[float], resamples: int, seed: int) -> list[float] | None:
-    """The same of scores from 0 to 1; exact where all are alike, as 0 right of so many."""
+    """The same for scores from 0 to 1; exact if all are equal, such as 0 right answers."""
     if len(scores) > 1 and are_alike(scores):
         return alike_interval(float(scores[0]), len(scores), 0.0, 1.0)
     return mean_interval(scores, resamples, seed)
 
 
 def are_alike(scores: Sequence[float]) -> bool:
-    """Whether every resample would be the same, and an interval of them would have no width."""
+    """Whether all are equal, so that an interval of resamples would have no width."""
     return bool(np.ptp(np.asarray(scores, np.float64)) <= ROUNDING)
 
 
 def alike_interval(value: float, items: int, low: float, high: float) -> list[float]:
     """The 95% interval of the mean of items that are all `value`, of scores from `low` to `high`.
 
-    None of so many is another: then others are at most such a share of all that there are (Clopper
-    and Pearson's exact bound, 2.5% on each side), and at worst they lie at an end of the range.
+    If none of so many differs, then at most a certain share of the population does (Clopper and
+    Pearson's exact bound, 2.5% on each side), and at worst that share lies at an end of the range.
     """
     others = 1 - 0.025 ** (1 / items)
     return [value - others * (value - low), value + others * (high - value)]
@@ -120,20 +120,20 @@ def show_interval(ends: Sequence[float] | None, show: Callable[[float], str]) ->
     return " to ".join(map(show, ends)) if ends else "-"
 
 
-def tell_few_items(*counts: int) -> list[str]:
-    """What a table says of intervals over so few items; nothing where there are enough."""
+def note_few_items(*counts: int) -> list[str]:
+    """What a table says about intervals over very few items; nothing if there are enough."""
     few = [count for count in counts if 2 <= count < FEW_ITEMS]
-    told = [f"Of {min(few)} items alone, intervals are too narrow."] if few else []
-    return told + ["Fewer than 2 items have no interval."] * (min(counts) < 2)
+    notes = [f"With only {min(few)} items, intervals are too narrow."] if few else []
+    return notes + ["Fewer than 2 items have no interval."] * (min(counts) < 2)
 
 
 def p_value(values: np.ndarray, differing: int) -> float:
     """Two-sided p-value of "there is no difference", from the differences of the resamples.
 
-    Twice the share of resamples on the other side of 0, or on it: below 0.05 where the 95% interval
-    leaves out 0. The difference at hand counts as one resample, so that it is never 0; and it is
-    never less than a sign test could give of so many items that differ, for resamples of a few
-    items are all alike.
+    Twice the share of resamples on the other side of 0, or on it: below 0.05 if the 95% interval
+    excludes 0. The difference at hand counts as one resample, so p is never 0; and it is never less
+    than a sign test could give for so many differing items, because resamples of a few items are
+    all much the same.
     """
     beyond = min(np.sum(values <= ROUNDING), np.sum(values >= -ROUNDING))
     share = max((beyond + 1) / (len(values) + 1), 0.5**differing)
@@ -143,8 +143,7 @@ def p_value(values: np.ndarray, differing: int) -> float:
 def sign_test(differences: Sequence[float]) -> float:
     """Two-sided exact p-value of "where two arms differ, each is as often ahead".
 
-    Items on which they are equal say nothing. Of scores that are 0 or 1 this is McNemar's exact
-    test.
+    Items on which they are equal do not count. For scores of 0 or 1 this is McNemar's exact test.
     """
     differences = np.asarray(differences, np.float64)
     ahead, behind = int(np.sum(differences > 0)), int(np.sum(differences < 0))
@@ -152,7 +151,7 @@ def sign_test(differences: Sequence[float]) -> float:
 
 
 def holm(p_values: Sequence[float]) -> list[float]:
-    """Holm's adjusted p-values: below 0.05, all of them together are wrong in 5% of cases."""
+    """Holm's adjusted p-values: at 0.05, the chance of any false positive among them is 5%."""
     p_values = np.asarray(p_values, np.float64)
     order = np.argsort(p_values, kind="stable")
     times = np.arange(len(p_values), 0, -1)

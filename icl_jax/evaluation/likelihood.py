@@ -1,4 +1,4 @@
-"""How likely a model finds given tokens: a GPT after those before, an encoder behind masks.
+"""How likely a model finds given tokens: a GPT after the previous ones, an encoder behind masks.
 
 A model reads tokens as its training examples have them: after the begin token, if the tokenizer has
 one, and an encoder also before the end token.
@@ -10,34 +10,34 @@ from jax.sharding import Mesh
 import numpy as np
 
 from icl_jax.config import ConfigError
-from icl_jax.evaluation.subject import Subject
 from icl_jax.models.inputs import position_limit
 from icl_jax.models.passage_losses import Passage, PassageLosses, ask, row_length
+from icl_jax.training.model_at import ModelAt
 
 ROUNDS = 7  # every 7th token is behind a mask at a time: 14%, as in training
 
 
 class Likelihood:
-    """Asks one model; stops on one that predicts no token. Reads weights at `open` only."""
+    """Asks one model; stops if it predicts no tokens. Weights are only read by `open`."""
 
-    def __init__(self, subject: Subject):
-        self._subject, tokenizer = subject, subject.tokenizer
-        if subject.masked and not subject.config.mlm_head:
+    def __init__(self, model: ModelAt):
+        self._model, tokenizer = model, model.tokenizer
+        if model.masked and not model.config.mlm_head:
             raise ConfigError(
-                f"{subject.path} is an encoder without MLM head, so it predicts no token; choose "
+                f"{model.path} is an encoder without MLM head, so it predicts no token; choose "
                 "a GPT, or an encoder that has one"
             )
-        if subject.masked and tokenizer.mask_id is None:
+        if model.masked and tokenizer.mask_id is None:
             raise ConfigError(
-                f"{subject.path} predicts masked tokens, but its tokenizer has no mask token; "
+                f"{model.path} predicts masked tokens, but its tokenizer has no mask token; "
                 "name the folder of its own tokenizer, evaluation.tokenizer (--tokenizer of "
                 "icl_jax.evaluation.run)"
             )
-        self.masked = subject.masked
+        self.masked = model.masked
         self.mask_id = tokenizer.mask_id if self.masked else None
-        self.begin, self.end = _frame(subject)
+        self.begin, self.end = _frame(model)
         # A model without positions of its own has seen no more than this in training.
-        self.positions = position_limit(subject.config) or subject.config.context_length
+        self.positions = position_limit(model.config) or model.config.context_length
         self.room = self.positions - len(self.begin) - len(self.end)  # for tokens that are given
         self._opened: PassageLosses | None = None
 
@@ -64,10 +64,10 @@ class Likelihood:
         if self._opened is None:
             needed = longest + self.positions - self.room
             row = row_length(needed, self.positions)
-            self._opened = PassageLosses(self._subject.load(mesh), row, mesh)
+            self._opened = PassageLosses(self._model.load(mesh), row, mesh)
         return self._opened
 
 
-def _frame(subject: Subject) -> tuple[list[int], list[int]]:
+def _frame(model: ModelAt) -> tuple[list[int], list[int]]:
     """The tokens before and after a text."""
-    return subject.begin, [subject.tokenizer.end_of_text_id] if subject.masked else []
+    return model.begin, [model.tokenizer.end_of_text_id] if model.masked else []

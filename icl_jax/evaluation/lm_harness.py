@@ -28,10 +28,10 @@ from icl_jax.cli import ends_in_one_line
 from icl_jax.config import ConfigError, MeshConfig, StageError
 from icl_jax.evaluation.generation.generate import Generator
 from icl_jax.evaluation.generation.sampling import Sampling
-from icl_jax.evaluation.subject import open_subject
 from icl_jax.models.inputs import position_limit
 from icl_jax.models.passage_losses import Passage, PassageLosses, row_length
 from icl_jax.sharding import make_mesh
+from icl_jax.training.model_at import model_at
 from icl_jax.workers.local import progress_bar
 
 MAX_NEW_TOKENS = 256  # where a task does not say, as in the harness
@@ -43,7 +43,7 @@ _SAMPLING = ("temperature", "top_k", "top_p", "seed")
 
 @register_model("icl_jax")
 class IclJaxLM(TemplateLM):
-    """A GPT of ours as the harness knows models."""
+    """One of our GPTs as a model of the harness."""
 
     def __init__(
         self,
@@ -58,19 +58,19 @@ class IclJaxLM(TemplateLM):
     ):
         super().__init__()
         _check_model_args(pretrained, max_length, others)
-        subject = open_subject(str(pretrained), tokenizer, ema)
-        if subject.masked:
+        trained = model_at(str(pretrained), tokenizer, ema)
+        if trained.masked:
             raise ConfigError(
                 f"{pretrained} predicts masked tokens and cannot generate; choose a GPT"
             )
-        positions = position_limit(subject.config)
-        self.max_length = int(max_length or positions or subject.config.context_length)
+        positions = position_limit(trained.config)
+        self.max_length = int(max_length or positions or trained.config.context_length)
         if positions is not None and self.max_length > positions:
             raise ConfigError(
                 f"max_length must be at most the {positions} positions of {pretrained}, got "
                 f"{self.max_length}"
             )
-        self.subject, self.batch_size = subject, _batch_size(batch_size)
+        self.trained, self.batch_size = trained, _batch_size(batch_size)
         self._mesh = make_mesh(MeshConfig())
         self._opened: dict[int, PassageLosses] = {}  # by the length of a row
         self._generator: Generator | None = None
@@ -78,34 +78,34 @@ class IclJaxLM(TemplateLM):
     @property
     def eot_token_id(self) -> int:
         """The end-of-text token."""
-        return self.subject.tokenizer.end_of_text_id
+        return self.trained.tokenizer.end_of_text_id
 
     @property
     def prefix_token_id(self) -> int:
-        """What stands before a text that has no context."""
-        begin = self.subject.tokenizer.begin_of_text_id
+        """What comes before a text that has no context."""
+        begin = self.trained.tokenizer.begin_of_text_id
         return self.eot_token_id if begin is None else begin
 
     @property
     def tokenizer_name(self) -> str:
-        """What tells the tokenizer from others."""
-        return self.subject.tokenizer.fingerprint
+        """Identifies the tokenizer."""
+        return self.trained.tokenizer.fingerprint
 
     def tok_encode(
         self, string: str, add_special_tokens: bool | None = None, **kwargs
     ) -> list[int]:
-        """Tokens of a text, after the begin token where the tokenizer has one."""
-        begin = [] if add_special_tokens is False else self.subject.begin
-        return begin + self.subject.tokenizer.encode(string).tolist()
+        """Tokens of a text, after the begin token if the tokenizer has one."""
+        begin = [] if add_special_tokens is False else self.trained.begin
+        return begin + self.trained.tokenizer.encode(string).tolist()
 
     def tok_decode(self, tokens: Sequence[int]) -> str:
         """The text of some tokens, without special ones."""
-        return self.subject.tokenizer.library.decode(list(tokens), skip_special_tokens=True)
+        return self.trained.tokenizer.library.decode(list(tokens), skip_special_tokens=True)
 
     def _loglikelihood_tokens(
         self, requests: list[tuple], disable_tqdm: bool = False, **kwargs
     ) -> list[tuple[float, bool]]:
-        """Of each (texts, context, continuation): log-likelihood, and whether it is greedy."""
+        """For each (texts, context, continuation): log-likelihood, and whether it is greedy."""
         if not requests:
             return []
         passages = [
@@ -121,11 +121,11 @@ class IclJaxLM(TemplateLM):
             if texts is not None:
                 self.cache_hook.add_partial("loglikelihood", texts, answers[-1])
         longest = self.max_length + 1  # the last token is asked for, not read
-        self._tell_cut([len(a) + len(b) > longest for _, a, b in requests])
+        self._report_cut([len(a) + len(b) > longest for _, a, b in requests])
         return answers
 
-    def _tell_cut(self, cut: list[bool]) -> None:
-        """Says of how many contexts something was left out."""
+    def _report_cut(self, cut: list[bool]) -> None:
+        """Reports how many contexts were cut."""
         if any(cut):
             print(
                 f"{sum(cut):,} of {len(cut):,} contexts were cut on the left to {self.max_length} "
@@ -134,7 +134,7 @@ class IclJaxLM(TemplateLM):
             )
 
     def _passage(self, context: list[int], continuation: list[int], owner: int) -> Passage:
-        """Asks for the continuation; what is too long is cut off the context, on the left."""
+        """Asks for the continuation; a context that is too long is cut on the left."""
         if len(continuation) > self.max_length:
             raise StageError(
                 f"a continuation has {len(continuation)} tokens, more than the {self.max_length} "
@@ -147,7 +147,7 @@ class IclJaxLM(TemplateLM):
     def _open(self, longest: int) -> PassageLosses:
         row = row_length(longest, self.max_length)
         if row not in self._opened:
-            self._opened[row] = PassageLosses(self.subject.load(self._mesh), row, self._mesh)
+            self._opened[row] = PassageLosses(self.trained.load(self._mesh), row, self._mesh)
         return self._opened[row]
 
     def loglikelihood_rolling(
@@ -170,7 +170,7 @@ class IclJaxLM(TemplateLM):
         return sums
 
     def generate_until(self, requests: list[Instance], disable_tqdm: bool = False) -> list[str]:
-        """What the model goes on with, up to the first of a task's stop texts."""
+        """How the model continues each prompt, up to the first of a task's stop texts."""
         alike: dict[str, list[int]] = {}  # requests with the same settings
         for n, request in enumerate(requests):
             alike.setdefault(json.dumps(request.args[1], sort_keys=True), []).append(n)
@@ -183,7 +183,7 @@ class IclJaxLM(TemplateLM):
                     answers[n] = answer
                     cut.append(is_cut)
                     self.cache_hook.add_partial("generate_until", requests[n].args, answer)
-        self._tell_cut(cut)
+        self._report_cut(cut)
         return answers
 
     def _generate(
@@ -197,12 +197,12 @@ class IclJaxLM(TemplateLM):
                 f"{self.max_length}; give --gen_kwargs max_gen_toks=N with a smaller N"
             )
         if self._generator is None:
-            model = self.subject.load(self._mesh)
-            options = {"end_ids": self.subject.end_ids, "batch_size": self.batch_size}
+            model = self.trained.load(self._mesh)
+            options = {"end_ids": self.trained.end_ids, "batch_size": self.batch_size}
             self._generator = Generator(model, self._mesh, **options)
 
         def has_stopped(tokens: np.ndarray) -> bool:
-            said, ended = self.subject.said(tokens)
+            said, ended = self.trained.said(tokens)
             text = self.tok_decode(said)
             return ended or any(stop in text for stop in until)
 
@@ -216,7 +216,7 @@ class IclJaxLM(TemplateLM):
             first=first,
             progress=progress,
         )
-        said = [self.subject.said(new.tokens)[0] for new in generated]
+        said = [self.trained.said(new.tokens)[0] for new in generated]
         texts = [_cut(self.tok_decode(tokens), until) for tokens in said]
         return [(text, len(tokens) > room) for text, tokens in zip(texts, whole, strict=True)]
 

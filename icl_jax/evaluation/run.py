@@ -22,7 +22,7 @@ from icl_jax.evaluation.tasks import TASKS
 @command(
     Flag("model=FOLDER", "a run's workdir or a model folder", required=True),
     Flag("tasks=TASK,...", f"of {', '.join(TASKS)}", several()),
-    Flag("data=FOLDER", "a folder with sts/, sick/, nq_open/ and glue/"),
+    Flag("data=FOLDER", "the folder with the data of the tasks"),
     Flag("tokenizer=FOLDER", "a tokenizer, if not the model's own"),
     Flag(
         "output=FILE.json",
@@ -44,12 +44,12 @@ def main(given: flags.FlagValues) -> None:
     config.tokenizer = given.tokenizer or config.tokenizer
     validate(config)
     from icl_jax.evaluation.evaluate import default_output, evaluate
-    from icl_jax.evaluation.subject import open_subject
     from icl_jax.sharding import make_mesh
+    from icl_jax.training.model_at import model_at
 
-    subject = open_subject(given.model, config.tokenizer, config.ema)
-    output = given.output or default_output(subject)
-    evaluate(subject, config, output, make_mesh(MeshConfig()))
+    model = model_at(given.model, config.tokenizer, config.ema)
+    output = given.output or default_output(model)
+    evaluate(model, config, output, make_mesh(MeshConfig()))
 
 
 if __name__ == "__main__":

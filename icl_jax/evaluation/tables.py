@@ -1,9 +1,8 @@
 """Reads the tables that evaluation data comes in: one dict for each row, column -> value.
 
-Files: .csv, .tsv (fields parted by tabs, quotes are text), .jsonl, .parquet, all but the last also
-.gz. The questions of builtin:encyclopaedia. Of TensorFlow Datasets: tfds:NAME:SPLIT or
-tfds:FOLDER:SPLIT. Of Hugging Face's `datasets`: hf:OWNER/NAME:SPLIT, hf:OWNER/NAME/CONFIG:SPLIT or
-hf:FOLDER:SPLIT.
+Files: .csv, .tsv (tab-separated, quotes are text), .jsonl, .parquet, all but the last also .gz. The
+questions of builtin:encyclopaedia. TensorFlow Datasets: tfds:NAME:SPLIT or tfds:FOLDER:SPLIT.
+Hugging Face's `datasets`: hf:OWNER/NAME:SPLIT, hf:OWNER/NAME/CONFIG:SPLIT or hf:FOLDER:SPLIT.
 """
 
 from collections.abc import Iterator
@@ -41,13 +40,13 @@ def read_table(source: str, field: str) -> list[dict]:
     if name.endswith((".jsonl", ".json", ".ndjson")):
         return list(_read_json_lines(source, field))
     raise ConfigError(
-        f"{field}: the name of {source} does not tell its format; known are {', '.join(FORMATS)}, "
+        f"{field}: the name of {source} does not show its format; known are {', '.join(FORMATS)}, "
         "tfds:NAME:SPLIT and hf:NAME:SPLIT"
     )
 
 
 def describe_source(source: str) -> dict:
-    """What tells the data of a source from other data."""
+    """What identifies the data of a source."""
     if tfds_source.is_tfds(source):
         return tfds_source.describe(source)
     if builtin.is_builtin(source):
@@ -70,14 +69,14 @@ def named_sources(files: tuple[str, ...], field: str) -> dict[str, str]:
 
 
 def read_text(file: str, field: str) -> str:
-    """A whole text file, unpacked; stops on what is not UTF-8."""
+    """A whole text file, unpacked; stops if it is not UTF-8."""
     content = read_file(file, field)
     try:
         return content.decode("utf-8-sig")
     except UnicodeDecodeError as error:
         line = content.count(b"\n", 0, error.start) + 1
         raise ConfigError(
-            f"{field}: {file} is no UTF-8 text (line {line}, byte {error.start}: {error.reason}); "
+            f"{field}: {file} is not UTF-8 text (line {line}, byte {error.start}: {error.reason}); "
             "convert it to UTF-8"
         ) from None
 
@@ -106,10 +105,10 @@ def _read_json_lines(file: str, field: str) -> Iterator[dict]:
         try:
             row = json.loads(line)
         except ValueError as error:
-            raise ConfigError(f"{field}: line {number} of {file} is no JSON ({error})") from None
+            raise ConfigError(f"{field}: line {number} of {file} is not JSON ({error})") from None
         if not isinstance(row, dict):
             raise ConfigError(
-                f"{field}: line {number} of {file} holds no JSON object, but {line[:60]!r}"
+                f"{field}: line {number} of {file} is not a JSON object: {line[:60]!r}"
             )
         yield row
 
@@ -122,7 +121,7 @@ def _read_parquet(file: str, field: str) -> list[dict]:
         with name_file(file):
             return pq.read_table(file).to_pylist()
     except pa.ArrowInvalid as error:
-        raise ConfigError(f"{field}: {file} is no readable Parquet file ({error})") from None
+        raise ConfigError(f"{field}: {file} is an unreadable Parquet file ({error})") from None
 
 
 def _open_hf(source: str, field: str):
@@ -140,8 +139,8 @@ def _open_hf(source: str, field: str):
     except Exception as error:  # the library and its transports have no common one
         reason = str(error).strip().partition("\n")[0]
         raise ConfigError(
-            f"{field}: {source} could not be read ({type(error).__name__}: {reason}); where there "
-            "is no network, give a file"
+            f"{field}: {source} could not be read ({type(error).__name__}: {reason}); without "
+            "a network, give a file"
         ) from error
 
 

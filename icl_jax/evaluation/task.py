@@ -1,17 +1,22 @@
 """What all tasks have in common: items become rows, part by part, and rows become results.
 
-A row is the JSON object of one item, with all that a result is computed from. Parts are files, each
-written whole, so that a killed evaluation goes on after the last one; at the end they are one file.
+A row is the JSON object of one item, with everything that results are computed from. Each part is
+a file that is written whole, so a killed evaluation continues after the last one; at the end they
+become one file.
 """
 
 from collections.abc import Callable, Sequence
+import importlib
 import json
 from pathlib import Path
-from typing import Protocol
 
 from etils import epath
 from jax.sharding import Mesh
 
+from icl_jax.config import EvaluationConfig
+from icl_jax.config.model import ModelConfig
+from icl_jax.evaluation.metric import SHARE, Metrics, Unit, show_metric
+from icl_jax.evaluation.tasks import TASKS
 from icl_jax.files import mirror
 from icl_jax.files.remote import read_text
 from icl_jax.files.step_folder import StepFolder, beside, read_inputs, read_results, write_json
@@ -20,38 +25,104 @@ from icl_jax.workers.local import progress_bar
 ROWS, TABLE = "outputs.jsonl", "table.md"
 
 
-class Task(Protocol):
-    """Made from (Subject, EvaluationConfig): reads and checks the data, but no weights."""
+class Task:
+    """An evaluation task, made from (model, EvaluationConfig): it opens and checks its data.
 
-    unit: str  # of its items, for the progress bar
+    What is defined here is what most tasks have; the comments say what each one must have.
+    """
+
+    # Running: `run`, `results` and `table`, and
+    unit: str  # what its items are called
     part_size: int  # items of a part
     items: Sequence
-    inputs: dict  # JSON: data and settings that the results depend on, the model apart
+    inputs: dict  # JSON: data and settings that the results depend on, except the model
+    folders: tuple[str, ...] = ()  # that it reads in `EvaluationConfig.data`
+
+    # Comparing: `metrics`, and
+    item: tuple[str, ...]  # the fields of a row that are the item, not what a model made of it
+    units: tuple[Unit, ...] = (SHARE,)  # of its metrics
+
+    # Reporting
+    rank = 100  # its place in a report: the most telling tasks come first
+    counted = ""  # the metric that is shown as how many items are right
+    fallback = ""  # the metric that is shown instead where no model has an item right
+    outputs = "every single result"  # what outputs.jsonl holds
+    prefixed = True  # whether its numbers in comparison.json have its name before them
+
+    @classmethod
+    def check(cls, config: EvaluationConfig, model: ModelConfig) -> None:
+        """Stops on what is known to be wrong before the design; reads no weights."""
+
+    @classmethod
+    def with_design(cls, config: EvaluationConfig, workdir: epath.Path) -> EvaluationConfig:
+        """The config that reads the design in `workdir` where it would read the run's own."""
+        return config
 
     def run(
         self, items: Sequence, first: int, mesh: Mesh, progress: Callable[[int], None]
     ) -> list[dict]:
         """The rows of some items, the first of which is number `first`."""
+        raise NotImplementedError
 
     def results(self, rows: list[dict]) -> dict:
         """JSON, from the rows alone."""
+        raise NotImplementedError
 
     def table(self, results: dict) -> str:
         """The results for people."""
+        raise NotImplementedError
+
+    @staticmethod
+    def metrics(rows: list[dict], results: dict) -> Metrics:
+        """The numbers that are compared, each computed from the rows."""
+        raise NotImplementedError
+
+    @staticmethod
+    def shared_inputs(inputs: dict) -> dict:
+        """Those of its inputs that must be the same for models to be compared."""
+        return inputs
+
+    @staticmethod
+    def headline(metrics: list[str]) -> list[str]:
+        """Which of the metrics of a comparison a report shows, the main one first."""
+        return metrics
+
+    @classmethod
+    def title(cls, metric: str, items: int) -> str:
+        """Of its panel in the figure of a report."""
+        return metric[:1].upper() + metric[1:]
+
+    @classmethod
+    def sentence(cls, name: str, metric: str, model: str, value: str, items: int) -> str:
+        """What a report says first: the main number of one model. `name` is the task's own."""
+        words = metric if metric == name else f"{name} {metric}"
+        return f"{show_metric(words)}: {model} has {value}"
+
+
+def task_class(name: str) -> type[Task]:
+    """The class of a task, by the table."""
+    module, made = TASKS[name]
+    return getattr(importlib.import_module(f"icl_jax.evaluation.tasks.{module}"), made)
+
+
+def unit_of(name: str, cell: dict) -> Unit:
+    """The unit of a task's number in a comparison."""
+    known = {unit.name: unit for unit in task_class(name).units}
+    return known.get(cell["unit"]) or Unit(cell["unit"], better=cell["better"])
 
 
 def check_folder(task: Task, identity: dict, folder: Path) -> None:
-    """Stops if what is in `folder` was made from other inputs."""
+    """Stops if the contents of `folder` were made from other inputs."""
     StepFolder(folder, {"model": identity, **task.inputs})
 
 
 def run_task(
     task: Task, name: str, identity: dict, bootstrap: dict, folder: Path, mesh: Mesh
 ) -> str:
-    """The table of a task; all that it makes is in `folder`, and is not made twice.
+    """The table of a task; everything it makes is in `folder`, and nothing is made twice.
 
-    `identity` is that of the model; `bootstrap`, which intervals depend on, makes results anew of
-    the rows that are there.
+    `identity` is that of the model. Where only `bootstrap`, which intervals depend on, has changed,
+    results are computed again from the rows.
     """
     step = StepFolder(folder, {"model": identity, **task.inputs})
     if step.results is None or step.results["bootstrap"] != bootstrap:
@@ -71,7 +142,7 @@ def read_finished(folder: Path) -> tuple[dict, str] | None:
 
 
 def read_model(folder: Path) -> dict:
-    """The identity of the model that a task's folder belongs to."""
+    """The identity of the model that was evaluated in a task's folder."""
     return read_inputs(folder)["model"]
 
 

@@ -1,1 +1,1 @@
-"""All of an experiment: its stages, its branches, its rounds, and what they add up to."""
+"""An experiment: its stages, its branches, its rounds, and their reports."""

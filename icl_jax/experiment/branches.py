@@ -1,10 +1,12 @@
 """The runs that branch off a trained one, as the configs of ordinary runs.
 
 The trunk lies in WORKDIR, as any run; a branch in WORKDIR/branches/NAME. All of them read the
-design of WORKDIR, and start from the same checkpoint, so that they differ in their examples alone.
+design of WORKDIR, and start from the same checkpoint, so they only differ in their examples.
 """
 
+from collections.abc import Iterator, Sequence
 import dataclasses
+import time
 from typing import NamedTuple
 
 from etils import epath
@@ -14,7 +16,8 @@ from icl_jax.config.design import PACKED
 from icl_jax.design.folders import BRANCHES, planned_rows
 from icl_jax.training.run_record import last_step
 
-REGULAR, TRUNK = "regular", "trunk"  # the arms that are none of the design's
+REGULAR, TRUNK = "regular", "trunk"  # the arms that do not come from the design
+_SECONDS = 5.0  # a run that takes less was complete before, and says nothing about the others
 
 
 class Branch(NamedTuple):
@@ -52,13 +55,13 @@ def plan_branches(config: ExperimentConfig, workdir: epath.Path) -> list[Branch]
     branches = config.branches
     if branches.arms and branches.steps and not config.training.steps:
         raise ConfigError(
-            "branches.steps go on from training.steps, but that is 0; set it to the step at which "
-            "the branches begin (where training.start_from is there already, nothing is trained)"
+            "branches.steps continue from training.steps, but that is 0; set it to the step at "
+            "which the branches begin (if training.start_from is already there, nothing is trained)"
         )
     if branches.arms and not has_trunk(config) and not config.training.start_from:
         raise ConfigError(
             "branches have nothing to begin with; expected training.steps or training.epochs of "
-            "the run they branch off, or training.start_from, a model that is there"
+            "the run they branch off, or training.start_from, an existing model"
         )
     return [
         _branch(config, workdir, arm, rate, seed)
@@ -84,7 +87,7 @@ def _branch(
 def _more_steps(
     config: ExperimentConfig, arm: str, _: float | None, begin: str
 ) -> ExperimentConfig:
-    """The trunk's training goes on, with its optimiser and its place in the data."""
+    """The trunk's training continues, with its optimiser and its place in the data."""
     steps = config.training.steps + config.branches.steps
     training = dataclasses.replace(
         config.training, steps=steps, start_from=begin, start_with="everything"
@@ -110,7 +113,7 @@ def _mixed(config: ExperimentConfig, arm: str) -> DataConfig:
 def _more_epochs(
     config: ExperimentConfig, arm: str, rate: float | None, begin: str
 ) -> ExperimentConfig:
-    """The trunk's weights are trained anew, on the examples of the arm alone."""
+    """The trunk's weights are trained from step 0, on the examples of the arm alone."""
     optimizer = config.branches.optimizer
     # The trunk may be packed where the arm has one query a row.
     pack = config.data.pack and planned_rows(config.design.examples, arm) == PACKED
@@ -126,3 +129,23 @@ def _more_epochs(
             start_with="weights",
         ),
     )
+
+
+def one_by_one(branches: Sequence[Branch], doing: str) -> Iterator[Branch]:
+    """Each in turn, after a line with its place, its name and roughly how much time is left."""
+    longest = 0.0
+    for number, branch in enumerate(branches, 1):
+        left = longest * (len(branches) - number + 1)
+        time_left = f"; about {show_time(left)} left" if longest > _SECONDS else ""
+        print(f"\n{doing} {number} of {len(branches)}: {branch.name}{time_left}", flush=True)
+        begun = time.monotonic()
+        yield branch
+        longest = max(longest, time.monotonic() - begun)
+
+
+def show_time(seconds: float) -> str:
+    """Seconds below two minutes, minutes below two hours, then hours."""
+    for unit, size in (("hours", 3600), ("minutes", 60)):
+        if seconds >= 2 * size:
+            return f"{seconds / size:.0f} {unit}"
+    return f"{seconds:.0f} seconds"

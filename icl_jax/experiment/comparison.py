@@ -1,21 +1,21 @@
-"""The stage `evaluate` of an experiment with branches: every one, then all of them compared."""
+"""The stage `evaluate` of an experiment with branches: evaluates each one, then compares them."""
 
 from etils import epath
 
 from icl_jax.config import ConfigError, ExperimentConfig, StageError
 from icl_jax.evaluation.compare.compare import compare
 from icl_jax.evaluation.evaluate import evaluate_run
-from icl_jax.evaluation.subject import open_subject
 from icl_jax.experiment.branches import (
     TRUNK,
     Branch,
     has_trunk,
+    one_by_one,
     plan_branches,
     trunk_checkpoint,
     trunk_config,
 )
-from icl_jax.experiment.progress import one_by_one
 from icl_jax.experiment.report.report import write_report
+from icl_jax.training.model_at import model_at
 from icl_jax.training.run_record import last_step, require_trained
 
 
@@ -50,21 +50,21 @@ def evaluate_each(config: ExperimentConfig, workdir: epath.Path) -> dict[str, li
 
 
 def check_trunk(config: ExperimentConfig) -> None:
-    """Stops where the trunk is a model of others that is to be evaluated, and cannot be."""
+    """Stops if the trunk is someone else's model that should be evaluated but cannot be."""
     start = config.training.start_from
     if TRUNK in config.branches.arms and not has_trunk(config) and start:
         try:
-            open_subject(start, config.evaluation.tokenizer)
+            model_at(start, config.evaluation.tokenizer)
         except (ConfigError, StageError) as error:
             raise ConfigError(f"training.start_from, which is evaluated too: {error}") from None
 
 
 def _require_trained(config: ExperimentConfig, workdir: epath.Path, models: list[Branch]) -> None:
-    """All before the first is evaluated: what stopped half-way must not be compared."""
+    """Checks all of them before the first is evaluated: unfinished runs must not be compared."""
     for model in models:
         if model.arm != TRUNK:
             require_trained(model.config, model.workdir)
-        elif has_trunk(config) and last_step(workdir) is not None:  # else it is a model of others
+        elif has_trunk(config) and last_step(workdir) is not None:  # else it is not ours
             require_trained(trunk_config(config), workdir)
 
 

@@ -1,6 +1,6 @@
-"""The stages of an experiment: everything is checked before the first of them works.
+"""The stages of an experiment: everything is checked before the first one starts.
 
-What a stage needs is imported when it runs: a wrong flag is told without waiting for JAX.
+What a stage needs is imported when it runs: a wrong flag is reported without waiting for JAX.
 """
 
 from collections.abc import Callable, Sequence
@@ -35,8 +35,7 @@ def _design(config: ExperimentConfig, workdir: epath.Path) -> None:
 
 
 def _train(config: ExperimentConfig, workdir: epath.Path) -> None:
-    from icl_jax.experiment.branches import has_trunk, plan_branches, trunk_config
-    from icl_jax.experiment.progress import one_by_one
+    from icl_jax.experiment.branches import has_trunk, one_by_one, plan_branches, trunk_config
     from icl_jax.training.train import train
     from icl_jax.workers.job import barrier
 
@@ -66,13 +65,13 @@ STAGES: dict[str, Callable] = {
 
 
 def default_stages(config: ExperimentConfig) -> list[str]:
-    """Those that the config has something for."""
+    """Those that the config has work for."""
     before = ["design"] if config.design.corpus.files else []
     return [*before, "train", *(["evaluate"] if config.evaluation.tasks else [])]
 
 
 def run_stages(config: ExperimentConfig, workdir: epath.Path, stages: Sequence[str]) -> None:
-    """Runs the stages, in their order; what is complete for the same inputs is taken as it is.
+    """Runs the stages in their order; whatever is complete for the same inputs is reused.
 
     In a job of several processes all of them design and train, and the first one evaluates.
     """
@@ -96,7 +95,7 @@ def run_stages(config: ExperimentConfig, workdir: epath.Path, stages: Sequence[s
 
 
 def _keep_compiled(workdir: epath.Path) -> None:
-    """Arms of one shape, and a run that goes on, need not be compiled again."""
+    """Arms of one shape, and a run that continues, need not be compiled again."""
     import jax
 
     if jax.config.jax_compilation_cache_dir is None and not is_remote(workdir):
@@ -129,7 +128,7 @@ def _check_evaluation(config: ExperimentConfig) -> None:
 
 
 def _check_before_training(config: ExperimentConfig, workdir: epath.Path, evaluated: bool) -> None:
-    """All that any of the runs would stop on, before the first one trains."""
+    """Stops on everything that any run would stop on, before the first one trains."""
     from icl_jax.evaluation.evaluate import check_before_training
     from icl_jax.experiment.branches import has_trunk, plan_branches, trunk_config
     from icl_jax.training.checks import check_run
@@ -155,13 +154,13 @@ def _check_trunk(
     begun = [branch.name for branch in branches if last_step(branch.workdir) is not None]
     if begun and done is not None and done < steps:
         raise ConfigError(
-            f"{', '.join(begun)} branched off at step {done} of {workdir}, which would now go on "
-            f"to step {steps}; choose another --workdir, or undo the difference"
+            f"{', '.join(begun)} branched off at step {done} of {workdir}, which would now "
+            f"continue to step {steps}; choose another --workdir, or undo the difference"
         )
 
 
 def _as_can_be_checked(branch: "Branch", config: ExperimentConfig) -> ExperimentConfig:
-    """As it is if it has begun; else as if it began where its trunk does, if that is not there."""
+    """The branch as it is if it has begun; else as if it began where its trunk begins."""
     if (branch.workdir / "config.json").exists():
         return branch.config
     training, own = config.training, branch.config.training

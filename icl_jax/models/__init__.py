@@ -1,4 +1,7 @@
-"""The networks. `create` makes one on its shards; `huggingface.load` reads a published one."""
+"""The networks. `create` builds one on its shards; `huggingface.load` reads a published one.
+
+`kinds.py` is the table of model families.
+"""
 
 import dataclasses
 import functools
@@ -7,24 +10,19 @@ from flax import nnx
 import jax
 from jax.sharding import Mesh
 
-from icl_jax.config import GPTConfig, LinearAttentionConfig, ModelConfig, RobertaConfig
+from icl_jax.config import ModelConfig
 from icl_jax.config.tree import validate
 from icl_jax.models.gpt import GPT
+from icl_jax.models.kinds import kind_of
 from icl_jax.models.linear_attention import LinearAttention
 from icl_jax.models.roberta import Roberta
 from icl_jax.sharding import state_shardings, with_auto_axes
 
 Model = GPT | Roberta | LinearAttention
 
-MODELS: dict[type, type[Model]] = {
-    GPTConfig: GPT,
-    RobertaConfig: Roberta,
-    LinearAttentionConfig: LinearAttention,
-}
-
 
 def create(config: ModelConfig, seed: int = 0, mesh: Mesh | None = None) -> Model:
-    """A freshly initialised model; with a mesh, every parameter is made on its own shard."""
+    """A freshly initialised model; with a mesh, every parameter is created on its own shard."""
     validate(config)
     mesh = None if mesh is None else with_auto_axes(mesh)
     graphdef, init = _initializer(dataclasses.replace(config), mesh)
@@ -37,14 +35,14 @@ def _initializer(config: ModelConfig, mesh: Mesh | None):
 
     def init(seed: jax.Array) -> nnx.State:
         rngs = nnx.Rngs(params=jax.random.key(seed))
-        return nnx.state(MODELS[type(config)](config, rngs=rngs))
+        return nnx.state(kind_of(config).module(config, rngs=rngs))
 
     shardings = None if mesh is None else state_shardings(shapes, mesh)
     return graphdef, jax.jit(init, out_shardings=shardings)
 
 
 def abstract(config: ModelConfig) -> tuple[nnx.GraphDef, nnx.State]:
-    """The model's structure and parameter shapes; no memory is taken."""
+    """The model's structure and parameter shapes; allocates no memory."""
     validate(config)
-    model = nnx.eval_shape(lambda: MODELS[type(config)](config, rngs=nnx.Rngs(params=0)))
+    model = nnx.eval_shape(lambda: kind_of(config).module(config, rngs=nnx.Rngs(params=0)))
     return nnx.split(model)

@@ -12,15 +12,15 @@ from icl_jax.models.dropout import dropout
 
 # Softmax weights of masked keys are exp(MASKED - max) = 0 to the last bit.
 MASKED = -1e30
-CAUSAL_BLOCKS = 4  # query blocks of causal attention: 10 of 16 score blocks are ever computed
+CAUSAL_BLOCKS = 4  # query blocks of causal attention: only 10 of 16 score blocks are computed
 
 
 class Place(NamedTuple):
-    """Where queries or keys stand. A key-value cache keeps the places of the keys beside them."""
+    """Where queries or keys are. A key-value cache stores the places of its keys with them."""
 
     index_T: jax.Array  # place in the row: causal attention looks back along it
-    position_BT: jax.Array  # place in the group: what positional encodings see; (1, T) if all alike
-    group_BT: jax.Array | None  # the group of each token, paddings apart; None: one group per row
+    position_BT: jax.Array  # place in the group: what encodings see; (1, T) if all rows are alike
+    group_BT: jax.Array | None  # group of each token, each padding its own; None: one per row
 
     def part(self, start: int, stop: int) -> "Place":
         group = None if self.group_BT is None else self.group_BT[:, start:stop]
@@ -57,11 +57,11 @@ class Cache(NamedTuple):
 def locate(length: int, group_BT: jax.Array | None, uncounted_BT: jax.Array | None = None) -> Place:
     """The places of a row of tokens; `group_BT` has a positive id per group, 0 for padding.
 
-    Uncounted tokens take no position in their group: they stand at -1.
+    Uncounted tokens take no position in their group: theirs is -1.
     """
     index_T = jnp.arange(length)
     if group_BT is not None:
-        # A padding token is a group of its own, so nothing ever sees it and it sees nothing.
+        # A padding token is a group of its own, so it neither sees nor is seen by any other token.
         group_BT = jnp.where(group_BT <= 0, -1 - index_T[None], group_BT)
     if group_BT is None and uncounted_BT is None:
         return Place(index_T, index_T[None], None)
@@ -102,7 +102,7 @@ def attend(
     length = q_BHTK.shape[2]
     if not causal or length != k_BHSK.shape[2] or length < CAUSAL_BLOCKS:
         return _attend_block(q_BHTK, k_BHSK, v_BHSK, query, key, *options, dropout_key)
-    # Row by row, queries and keys are the same tokens: a block of queries needs no later keys.
+    # Queries and keys are the same tokens of each row: a block of queries needs no later keys.
     blocks = []
     for n in range(CAUSAL_BLOCKS):
         start, stop = n * length // CAUSAL_BLOCKS, (n + 1) * length // CAUSAL_BLOCKS

@@ -1,6 +1,6 @@
-"""Does this model work on these devices? The stage to run before a long job.
+"""The stage `check`: does this model work on these devices? Run it before a long job.
 
-It creates the model on its mesh, tries the contracts of its hidden states, and times them.
+It creates the model on its mesh, tests that its hidden states keep their contracts, and times them.
 """
 
 import dataclasses
@@ -25,13 +25,13 @@ from icl_jax.models import create
 from icl_jax.models.summary import parameter_table
 from icl_jax.sharding import make_mesh, use_mesh_of
 
-ROWS = 8  # per part of the batch: enough to see, and fits where one training batch does not
+ROWS = 8  # per part of the batch: enough for the tests, and fits where a training batch does not
 ROUNDS = 5
 TOLERANCE = 1e-4  # of the largest hidden state, float32; bfloat16 rounds to 3 digits
 
 
 def check(config: ExperimentConfig, workdir: epath.Path) -> dict:
-    """Prints the parameter table and what was found; writes `check.json`; raises on a failure."""
+    """Prints the parameter table and the results; writes `check.json`; raises on a failure."""
     validate(config)
     mesh = make_mesh(config.mesh)
     tokens, group = _random_rows(config, rows=ROWS * mesh.shape["data"] * mesh.shape["fsdp"])
@@ -74,7 +74,7 @@ def _random_rows(config: ExperimentConfig, rows: int) -> tuple[np.ndarray, np.nd
 
 
 def _check_groups(model, tokens, group) -> dict:
-    """A changed first half must move the first group and, exactly, nothing else."""
+    """Changing the first half must change the first group, and nothing else to the last bit."""
     changed, half = tokens.copy(), tokens.shape[1] // 2
     if np.issubdtype(tokens.dtype, np.integer):
         changed[:, :half] = (changed[:, :half] + 1) % model.config.vocab_size
@@ -87,13 +87,13 @@ def _check_groups(model, tokens, group) -> dict:
     inside, outside = moved_T[group[0] == 1].max(), moved_T[group[0] != 1].max()
     if inside == 0 or outside != 0:
         raise StageError(
-            f"a change in a group must move that group only: {inside} inside, {outside} outside"
+            f"a change in a group must affect that group only: {inside} inside, {outside} outside"
         )
     return {"moved_inside_changed_group": float(inside), "moved_outside": float(outside)}
 
 
 def _compare_with_one_device(config: ExperimentConfig, mesh, tokens, group) -> float:
-    """The largest difference of hidden states relative to the largest, over two layers."""
+    """The largest difference between the hidden states, relative to the largest state."""
     shallow = dataclasses.replace(config.model, num_layers=min(2, config.model.num_layers))
     one = make_mesh(MeshConfig(1, 1, 1), jax.local_devices()[:1])
     ours, theirs = (
@@ -108,7 +108,7 @@ def _compare_with_one_device(config: ExperimentConfig, mesh, tokens, group) -> f
 
 
 def _time(model, tokens, group) -> dict:
-    """Median seconds over a few rounds, the first (compiling) one apart."""
+    """Median seconds over a few rounds, not counting the first, which compiles."""
     graphdef, params = nnx.split(model)
 
     def loss(params):

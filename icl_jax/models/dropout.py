@@ -1,4 +1,4 @@
-"""Dropout, drawn by each device for the part of an array that it holds."""
+"""Dropout; each device draws the bits for its own part of an array."""
 
 import jax
 import jax.numpy as jnp
@@ -7,13 +7,13 @@ import numpy as np
 
 from icl_jax.sharding import spec
 
-STREAM = ("batch", None, None)  # logical axes of what flows from block to block
+STREAM = ("batch", None, None)  # logical axes of the residual stream
 
 
 def dropout(
     x: jax.Array, rate: float, key: jax.Array | None, logical_axes: tuple[str | None, ...] = STREAM
 ) -> jax.Array:
-    """Zeroes a share `rate` of x and scales the rest up; without a key, x as it is."""
+    """Zeroes a share `rate` of x and scales up the rest; without a key, returns x unchanged."""
     if key is None or rate == 0.0:
         return x
     return jnp.where(_keep(key, 1.0 - rate, x.shape, logical_axes), x / (1.0 - rate), 0)
@@ -24,9 +24,9 @@ def _keep(
 ) -> jax.Array:
     """True for a random `share` of the entries.
 
-    By threefry an entry depends on its place in the whole array alone, and the compiler lets each
-    device compute its own. Bits of the hardware (rbg) it would draw for the whole array on every
-    device; so each device draws its own part here, by a key of its own: they depend on the mesh.
+    With threefry, an entry depends only on its place in the whole array, and the compiler lets each
+    device compute its own part. Hardware bits (rbg) would be drawn for the whole array on every
+    device, so each device draws its own part with a key of its own: the bits depend on the mesh.
     """
     mesh = jax.sharding.get_abstract_mesh()
     if jax.random.key_impl(key) != "rbg" or mesh.empty:

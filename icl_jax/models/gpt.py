@@ -66,15 +66,15 @@ class GPT(nnx.Module):
         return vocabulary_logits(*self.vocabulary(hidden_BTD), self.config.dtype)
 
     def vocabulary(self, hidden_BTD: jax.Array) -> tuple[jax.Array, jax.Array, None]:
-        """(x, rows, bias) of which `logits` are x rows^T + bias; for `losses.vocabulary_loss`."""
+        """(x, rows, bias) with `logits` = x rows^T + bias; for `losses.vocabulary_loss`."""
         return *(self.head or self.token_embedding).head(hidden_BTD, self.config.dtype), None
 
     def extend(
         self, tokens_BT: jax.Array, places: Place, start: int | jax.Array, cache
     ) -> tuple[jax.Array, Cache | list[Cache]]:
-        """Float32 logits (batch, vocabulary) after the last of T more tokens, and the cache grown.
+        """Float32 logits (batch, vocabulary) after the last of T more tokens, and the grown cache.
 
-        `start` tokens of each row are in the cache; `places` are those of all its slots.
+        The cache holds `start` tokens of each row; `places` has the places of all its slots.
         """
         x_BTD = self._embed(tokens_BT, places.window(start, tokens_BT.shape[1]), None)
         x_BTD, cache = extend_blocks(self.blocks, self.config, x_BTD, places, start, cache)
@@ -110,11 +110,11 @@ class GPT(nnx.Module):
 
 
 class Block(nnx.Module):
-    """Attention and feed-forward, each normed first and added to the stream."""
+    """Attention and feed-forward; each norms its input and adds its output to the stream."""
 
     def __init__(self, config: GPTConfig, *, rngs: nnx.Rngs):
         self.rate = config.residual_dropout
-        # Radford et al. 2019: the 2 L layers that write to the stream start smaller.
+        # Radford et al. 2019: the 2 L layers that write to the stream start with smaller weights.
         out_stddev = STDDEV / (2 * config.num_layers) ** 0.5
         self.attention_norm = LayerNorm(config.embed_dim, config.norm_epsilon)
         self.attention = Attention(config, causal=True, out_stddev=out_stddev, rngs=rngs)
@@ -131,7 +131,7 @@ class Block(nnx.Module):
     def extend(
         self, x_BTD: jax.Array, places: Place, start: int | jax.Array, cache: Cache
     ) -> tuple[jax.Array, Cache]:
-        """The same for more tokens of rows whose first `start` are in the cache."""
+        """The same for more tokens of rows whose first `start` tokens are in the cache."""
         h_BTD, cache = self.attention.extend(self.attention_norm(x_BTD), places, start, cache)
         x_BTD = x_BTD + h_BTD
         return x_BTD + self.mlp(self.mlp_norm(x_BTD)), cache

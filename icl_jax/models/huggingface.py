@@ -1,7 +1,8 @@
-"""Hugging Face folders in and out: GPT-2, RoBERTa and BERT as config.json and safetensors.
+"""Reads and writes Hugging Face folders: config.json and safetensors.
 
-`load` checks every name and shape first, then moves tensor by tensor straight to its shards;
-`save` writes a folder that `transformers` opens with `from_pretrained`.
+`load` first checks every name and shape, then moves one tensor at a time straight to its shards;
+`save` writes a folder that `transformers` opens with `from_pretrained`. `formats/` knows the names
+and layouts of each family.
 """
 
 from collections.abc import Collection
@@ -22,13 +23,13 @@ import safetensors
 import safetensors.numpy
 from tqdm import tqdm
 
-from icl_jax.config import GPTConfig, RobertaConfig, StageError
+from icl_jax.config import ModelConfig, StageError
 from icl_jax.config.tree import validate
 from icl_jax.files.remote import NoFileError, check_files_in, is_remote, read_text
 from icl_jax.files.step_folder import beside, write_json
 from icl_jax.models import GPT, Roberta, abstract
-from icl_jax.models import huggingface_format as formats
-from icl_jax.models.huggingface_format import Tensor
+from icl_jax.models.formats.format import Tensor
+from icl_jax.models.kinds import FORMATS, format_of
 from icl_jax.sharding import variable_sharding, with_auto_axes
 
 MAX_FILE_BYTES = 2 * 10**9  # a larger model is written as several files with an index
@@ -40,14 +41,19 @@ _PICKLED = (".bin", ".pt", ".pth", ".ckpt", ".pkl")
 
 
 class FolderError(StageError, ValueError):
-    """A folder that cannot be read or written; the message says what was expected and what came."""
+    """A folder that cannot be read or written; the message says what was expected and found."""
+
+
+def write_config(config: ModelConfig) -> dict:
+    """The config.json fields of a config; stops on what the format cannot store."""
+    return format_of(config).write_config(config)
 
 
 def load(folder: str | os.PathLike, mesh: Mesh | None = None, **overrides) -> GPT | Roberta:
     """The model in a local folder, on the shards of `mesh`.
 
-    `overrides` set how it runs, not what it is: dtype, scan_layers, remat, attention, and the
-    dropouts.
+    `overrides` change how it runs, not what it is: dtype, scan_layers, remat, attention, and the
+    dropout rates.
     """
     wrong = [name for name in overrides if name not in OVERRIDES]
     if wrong:
@@ -55,7 +61,7 @@ def load(folder: str | os.PathLike, mesh: Mesh | None = None, **overrides) -> GP
     files = TensorFiles(Path(folder))
     config = dataclasses.replace(files.model_config(), **overrides)
     graphdef, shapes = abstract(config)
-    sources = files.check(list(formats.tensors(config)), config)
+    sources = files.check(list(files.format.tensors(config)), config)
 
     mesh = None if mesh is None else with_auto_axes(mesh)
     leaves = []
@@ -68,24 +74,30 @@ def load(folder: str | os.PathLike, mesh: Mesh | None = None, **overrides) -> GP
     return nnx.merge(graphdef, nnx.from_flat_state(leaves))
 
 
-def read_config(folder: str | os.PathLike) -> GPTConfig | RobertaConfig:
+def read_config(folder: str | os.PathLike) -> ModelConfig:
     """The config of the model in a local folder; no weights are read."""
     return TensorFiles(Path(folder)).model_config()
+
+
+def network_of(folder: Path) -> Path:
+    """Where the network of a model folder lies: with sentence-transformers, in its first module."""
+    modules = folder / "modules.json"
+    return folder / read_json(modules, list)[0].get("path", "") if modules.exists() else folder
 
 
 def save(model: GPT | Roberta, folder: str | os.PathLike, max_file_bytes: int = MAX_FILE_BYTES):
     """Writes the model into a folder without a model in it; config.json comes last."""
     if is_remote(folder):
-        raise FolderError(f"{folder}: expected a local folder; copy it from there afterwards")
+        raise FolderError(f"{folder}: expected a local folder; copy the result there afterwards")
     folder = Path(folder)
-    fields = formats.write_config(model.config)
+    fields = write_config(model.config)
     held = [*folder.glob("config.json"), *folder.glob("*.safetensors*")]
     if held:
         raise FolderError(
             f"{folder} already holds a model ({held[0].name}); delete it or choose another folder"
         )
     arrays = jax.tree.leaves(nnx.state(model))
-    # One process may also write what lies on its own devices: then nobody else is here.
+    # A process may also write a model that is entirely on its own devices, and then waits for none.
     together = not all(getattr(array, "is_fully_addressable", True) for array in arrays)
     if together:
         multihost_utils.sync_global_devices("icl_jax: every process has seen the empty folder")
@@ -118,37 +130,38 @@ class TensorFiles:
             )
         check_files_in(folder)
         self.config = read_json(folder / "config.json")
-        if self.config.get("model_type") not in formats.MODEL_TYPES:
+        model_type = self.config.get("model_type")
+        if model_type not in FORMATS:
             raise FolderError(
-                f"{folder}: model type '{self.config.get('model_type')}' is not supported; "
-                f"expected one of {', '.join(formats.MODEL_TYPES)}"
+                f"{folder}: model type '{model_type}' is not supported; expected one of "
+                f"{', '.join(FORMATS)}"
             )
+        self.format = FORMATS[model_type]
         self._handles = {path: self._open(path) for path in self._find_files()}
-        prefix = formats.PREFIXES[self.config["model_type"]]
         self.names: dict[str, tuple[Path, str]] = {}  # name without prefix -> file, name in it
         for path, handle in self._handles.items():
             for stored in handle.keys():  # noqa: SIM118  a file handle, no dict
-                name = stored.removeprefix(prefix)
+                name = stored.removeprefix(self.format.prefix)
                 name = re.sub(r"LayerNorm\.gamma$", "LayerNorm.weight", name)  # of old BERT folders
                 name = re.sub(r"LayerNorm\.beta$", "LayerNorm.bias", name)
                 if name in self.names:
                     first = self.names[name]
                     raise FolderError(
-                        f"{folder}: {name} is there twice, in {first[0].name} and in {path.name}"
+                        f"{folder} holds {name} twice, in {first[0].name} and in {path.name}"
                     )
                 self.names[name] = (path, stored)
 
-    def model_config(self) -> GPTConfig | RobertaConfig:
+    def model_config(self) -> ModelConfig:
         """The folder's config.json as a config of ours."""
         try:
-            config = formats.read_config(self.config, set(self.names))
+            config = self.format.read_config(self.config, set(self.names))
             validate(config)
         except ValueError as error:
             raise FolderError(f"{self.folder}: {error}") from None
         return config
 
     def check(self, tensors: list[Tensor], config) -> dict[str, Tensor]:
-        """Our paths -> tensors, after every name and shape of the folder was found as expected."""
+        """Our paths -> tensors, once every name and shape of the folder is as expected."""
         problems, expected = [], {}
         for tensor in tensors:
             count = config.num_layers if "{layer}" in tensor.theirs else 1
@@ -161,28 +174,26 @@ class TensorFiles:
                 problems.append(
                     f"{name} has the wrong shape: expected {shape}, got {self._shape(name)}"
                 )
-        seconds = formats.second_names(config)
+        seconds = self.format.second_names(config)
         for name in seconds.keys() & self.names.keys():
             problems += self._compare(name, seconds[name], config.tie_head)
         for name in self.names.keys() - expected.keys() - seconds.keys():
-            reason = [why for end, why in formats.LEFT_OUT.items() if name.endswith(end)]
+            reason = [why for end, why in self.format.unused.items() if name.endswith(end)]
             if reason:
-                logging.info("%s: left out %s: %s", self.folder, name, reason[0])
+                logging.info("%s: skipped %s: %s", self.folder, name, reason[0])
             else:
-                problems.append(
-                    f"surplus {name}: got shape {self._shape(name)}, expected no such tensor"
-                )
+                problems.append(f"unexpected {name} of shape {self._shape(name)}")
         if problems:
             shown = "\n  ".join(sorted(problems)[:20])
             more = f"\n  and {len(problems) - 20} more" if len(problems) > 20 else ""
             raise FolderError(
-                f"{self.folder}: the tensors do not fit its config.json "
+                f"{self.folder}: the tensors do not match its config.json "
                 f"({self.config['model_type']}):\n  {shown}{more}"
             )
         return {tensor.ours: tensor for tensor in tensors}
 
     def _compare(self, second: str, first: str, tied: bool) -> list[str]:
-        """A tensor stored under two names must be one, unless the second is not used."""
+        """A tensor stored under two names must be the same, unless the second is unused."""
         if (
             not tied
             or first not in self.names
@@ -191,11 +202,11 @@ class TensorFiles:
             return []
         return [
             f"{second} differs from {first}, but config.json ties them; "
-            "if the head is one of its own, set tie_word_embeddings to false there"
+            "if the head has its own matrix, set tie_word_embeddings to false there"
         ]
 
     def read(self, tensor: Tensor, layers: list[int] | None, shape, sharding) -> jax.Array:
-        """One parameter; `layers` are the layers that it stacks, or None if it stacks none."""
+        """One parameter; `layers` are the layers stacked in it, None if it is not stacked."""
         whole = tuple(slice(None) for _ in shape)
         indices = (
             {None: whole} if sharding is None else sharding.addressable_devices_indices_map(shape)
@@ -211,14 +222,14 @@ class TensorFiles:
                     buffer[...] = ours[index]
                 elif place in (held := range(*index[0].indices(len(layers)))):
                     buffer[held.index(place)] = ours[index[1:]]
-            del ours  # the next copy is the one on the device
+            del ours  # before the copy to the device is made
         if sharding is None:
             return jax.numpy.asarray(shards[str(whole)][1])
         arrays = [
             jax.device_put(shards[str(index)][1], device) for device, index in indices.items()
         ]
         array = jax.make_array_from_single_device_arrays(tuple(shape), sharding, arrays)
-        return array.block_until_ready()  # before the next one is read: only one is here twice
+        return array.block_until_ready()  # so that only one tensor at a time is in memory twice
 
     def _read_layer(self, tensor: Tensor, layer: int | None, shape: tuple[int, ...]) -> np.ndarray:
         x = self._get(tensor.theirs.format(layer=layer))
@@ -251,7 +262,7 @@ class TensorFiles:
         if pickled:
             raise FolderError(
                 f"{self.folder} holds pickled weights ({pickled[0]}); opening a pickle can run any "
-                'code, so it is refused. Convert it once, where you trust it: python -c "from '
+                'code, so it is refused. If you trust it, convert it once: python -c "from '
                 "transformers import AutoModelForPreTraining as M; M.from_pretrained('FOLDER')"
                 ".save_pretrained('NEW_FOLDER')\" writes model.safetensors"
             )
@@ -265,7 +276,7 @@ class TensorFiles:
 
 
 def read_json(file: Path, kind: type = dict):
-    """What a JSON file of a folder holds, an object or a list."""
+    """The content of a JSON file in a folder: an object or a list."""
     try:
         content = json.loads(read_text(file))
     except FileNotFoundError:
@@ -280,7 +291,7 @@ def read_json(file: Path, kind: type = dict):
 
 
 def _source(path: tuple, sources: dict[str, Tensor], config):
-    """The tensor of a parameter, and the layers that it stacks (None: it stacks none)."""
+    """The tensor of a parameter, and the layers stacked in it (None: it is not stacked)."""
     dotted = _dotted(path)
     numbered = re.match(r"blocks\.(\d+)\.(.*)", dotted)
     if numbered:
@@ -293,19 +304,16 @@ def _source(path: tuple, sources: dict[str, Tensor], config):
 def _plan_files(
     config, max_file_bytes: int
 ) -> dict[str, dict[str, tuple[list[Tensor], int | None]]]:
-    """File -> name in it -> (the parameters it is made of, its layer)."""
-    kind = formats.model_type(config)
-    encoder = isinstance(config, RobertaConfig)
-    prefix = "" if encoder and not config.mlm_head else formats.PREFIXES[kind]
+    """File -> name in it -> (the parameters that make up the tensor, its layer)."""
+    stored = format_of(config)
     names: dict[str, tuple[list[Tensor], int | None]] = {}
-    for tensor in formats.tensors(config):
+    for tensor in stored.tensors(config):
         stacked = "{layer}" in tensor.theirs
         for layer in range(config.num_layers) if stacked else [None]:
-            name = tensor.theirs.format(layer=layer)
-            name = name if name.startswith(formats.HEADS[kind]) else prefix + name
+            name = stored.stored_name(tensor.theirs.format(layer=layer), config)
             names.setdefault(name, ([], layer))[0].append(tensor)
-    if encoder and config.mlm_head and not config.tie_head:  # transformers expects the unused bias
-        names[formats.HEADS[kind] + "bias"] = names[formats.HEADS[kind] + "decoder.bias"]
+    for second, first in stored.written_twice(config).items():
+        names[second] = names[first]
     files, size = [{}], 0
     for name, (parts, layer) in names.items():
         wanted = 4 * int(np.prod(parts[0].stored_shape))
@@ -323,7 +331,7 @@ def _plan_files(
 
 
 def _index(plan: dict) -> dict:
-    """What model.safetensors.index.json says of the files."""
+    """The content of model.safetensors.index.json."""
     parts = [parts for names in plan.values() for parts, _ in names.values()]
     return {
         "metadata": {"total_size": sum(4 * int(np.prod(p[0].stored_shape)) for p in parts)},
@@ -347,11 +355,11 @@ def _gather(params: dict, parts: list[Tensor], layer: int | None) -> np.ndarray:
         value = np.asarray(value, np.float32).reshape(shape)
         laid_out.append(value.T if tensor.transposed else value)
     whole = laid_out[0] if len(laid_out) == 1 else np.concatenate(laid_out, axis=-1)
-    return np.ascontiguousarray(whole)  # safetensors writes the buffer as it lies
+    return np.ascontiguousarray(whole)  # safetensors writes the raw buffer
 
 
 def _progress(items: Collection, what: str, unit: str):
-    """Shows rate and time left on a terminal if this takes more than a few seconds."""
+    """On a terminal, shows the rate and time left if this takes more than a few seconds."""
     return tqdm(items, what, unit=unit, delay=3, leave=False, disable=None)
 
 

@@ -1,4 +1,4 @@
-"""Checks of what a model is called with: shapes always, values wherever they are known."""
+"""Checks of a model's inputs: shapes always, values wherever they are known."""
 
 import jax
 import jax.numpy as jnp
@@ -8,7 +8,7 @@ from icl_jax.config import ModelConfig
 
 
 def parameter_dtype(dtype: str) -> jnp.dtype:
-    """What parameters and logits are kept in where the network computes in `dtype`."""
+    """The dtype of parameters and logits in a network that computes in `dtype`."""
     return jnp.float64 if dtype == "float64" else jnp.float32
 
 
@@ -18,14 +18,14 @@ def position_limit(config: ModelConfig) -> int | None:
 
 
 def check_tokens(tokens, group, vocab_size: int, limit: int | None):
-    """Tokens and groups as int32 arrays; stops on ids, shapes or lengths that cannot be right."""
+    """Tokens and groups as int32 arrays; stops on impossible ids, shapes or lengths."""
     _check_integers("tokens", tokens)
     _check_range("token ids", tokens, vocab_size, "was the text tokenized for this model?")
     return jnp.asarray(tokens, jnp.int32), check_group(group, tokens.shape, limit)
 
 
 def check_raw(raw, kernel_size: int, input_dim: int, dtype: str):
-    """The input of a convolution, and the (batch, time) that it makes."""
+    """The input of a convolution, and the (batch, time) of its output."""
     raw = jnp.asarray(raw, parameter_dtype(dtype))
     if raw.ndim != 3 or raw.shape[2] != input_dim or raw.shape[1] % kernel_size:
         raise ValueError(
@@ -107,7 +107,7 @@ def _check_range(name: str, ids, size: int, hint: str) -> None:
 
 
 def _values_known(array) -> bool:
-    """False while tracing, and for arrays that lie partly on other hosts."""
+    """False while tracing, and for arrays that are partly on other hosts."""
     if isinstance(array, jax.core.Tracer):
         return False
     return not isinstance(array, jax.Array) or array.is_fully_addressable

@@ -1,4 +1,4 @@
-"""The parts that the models are made of: parameters with logical axes, and layers on them.
+"""The building blocks of the models: parameters with logical axes, and layers.
 
 Shape suffixes: B batch, T time, D embed, H heads, K head_dim, F mlp, V vocab, R rank.
 """
@@ -37,7 +37,7 @@ def constant(value: float, shape: tuple[int, ...], axes: tuple[str | None, ...])
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(1, 2))
 def gather_for_product(kernel: jax.Array, axes: tuple[str | None, ...], dtype: str) -> jax.Array:
-    """The kernel in `dtype`, whole along fsdp: cast before it travels; its gradient stays cut."""
+    """The kernel in `dtype`, gathered over fsdp after the cast; its gradient stays sharded."""
     return constrain(kernel.astype(dtype), *(None if axis == "embed" else axis for axis in axes))
 
 
@@ -75,8 +75,8 @@ class Dense(nnx.Module):
         axes = self.kernel.get_metadata("logical_axes")
         kernel = gather_for_product(self.kernel[...], tuple(axes), self.dtype)
         x, leading = x.astype(self.dtype), x.shape[: -self.num_inputs]
-        if platform() == "cpu":  # the backward pass of a flat product is far faster there
-            x = x.reshape(-1, *x.shape[-self.num_inputs :])  # on a TPU it costs new layouts
+        if platform() == "cpu":  # the backward pass of a flat product is far faster there;
+            x = x.reshape(-1, *x.shape[-self.num_inputs :])  # on a TPU it would cost relayouts
         y = jnp.tensordot(x, kernel, axes=self.num_inputs) + self.bias[...].astype(self.dtype)
         return y.reshape(*leading, *kernel.shape[self.num_inputs :])
 
@@ -116,18 +116,18 @@ class Table(nnx.Module):
         self.rows = normal(rngs, (size, width), (axis, last), stddev)
         if zero_row is not None:
             self.rows[...] = self.rows[...].at[zero_row].set(0.0)
-        # The product has the deviation of a full table.
+        # The product has the standard deviation of a full table.
         self.up = None if rank is None else normal(rngs, (rank, dim), (last, "embed"), rank**-0.5)
 
     def __call__(self, index_BT: jax.Array) -> jax.Array:
-        rows = constrain(self.rows[...], self.axis, None)  # whole rows: a lookup cuts badly across
-        # An index outside the table gives NaN, never another row; take would count from the end.
+        rows = constrain(self.rows[...], self.axis, None)  # whole rows: lookups shard badly across
+        # An index outside the table gives NaN; by default, take would count from the end.
         index_BT = jnp.where(index_BT < 0, rows.shape[0], index_BT)
         x = jnp.take(rows, index_BT, axis=0, mode="fill", fill_value=jnp.nan)
         return x if self.up is None else x @ self.up[...]
 
     def head(self, x_BTD: jax.Array, dtype: str) -> tuple[jax.Array, jax.Array]:
-        """(x, rows) whose product x rows^T is that of x with every row, as a tied head needs it."""
+        """(x, rows) for the product x rows^T of a tied head."""
         if self.up is None:
             return x_BTD.astype(dtype), self.rows[...]
         x = x_BTD.reshape(-1, x_BTD.shape[-1]).astype(dtype) @ self.up[...].astype(dtype).T
@@ -137,7 +137,7 @@ class Table(nnx.Module):
 def vocabulary_logits(
     x_BTD: jax.Array, rows_VD: jax.Array, bias_V: jax.Array | None, dtype: str
 ) -> jax.Array:
-    """x rows^T + bias in float32 (of float64 in float64), the products in `dtype`."""
+    """x rows^T + bias in float32 (float64 for float64), the products in `dtype`."""
     x = x_BTD.reshape(-1, x_BTD.shape[-1]).astype(dtype)
     kept = parameter_dtype(dtype)
     y = jnp.einsum("nd,vd->nv", x, rows_VD.astype(dtype), preferred_element_type=kept)
@@ -146,12 +146,12 @@ def vocabulary_logits(
 
 
 def untied_head(config: ModelConfig, stddev: float, rngs: nnx.Rngs) -> Table:
-    """An output head with a matrix of its own."""
+    """An output head with its own matrix."""
     return Table(config.vocab_size, config.embed_dim, None, "vocab", stddev, rngs=rngs)
 
 
 class Positions(nnx.Module):
-    """What a token's place in its group adds to its embedding; nothing for ALiBi and rotary."""
+    """Adds a token's place in its group to its embedding; nothing for ALiBi and rotary."""
 
     def __init__(
         self, config: ModelConfig, *, offset: int = 0, zero_row: int | None = None, stddev: float,
@@ -207,13 +207,13 @@ class Attention(nnx.Module):
     def extend(
         self, x_BTD: jax.Array, places: Place, start: int | jax.Array, cache: Cache
     ) -> tuple[jax.Array, Cache]:
-        """The same for T more tokens of rows that have `start`; `places` are those of all slots."""
+        """The same for T more tokens of rows that have `start`; `places` has all slots' places."""
         length = x_BTD.shape[1]
         place = places.window(start, length)
         q_BHTK, k_BHTK, v_BHTK = self._project(x_BTD, place)
         cache = cache.write(k_BHTK, v_BHTK, start)
         k_BHSK, v_BHSK = cache.read()
-        if isinstance(start, int):  # no later slot is worth a look
+        if isinstance(start, int):  # later slots are empty
             stop = start + length
             k_BHSK, v_BHSK, places = k_BHSK[:, :, :stop], v_BHSK[:, :, :stop], places.part(0, stop)
         return self._mix(q_BHTK, k_BHSK, v_BHSK, place, places, None), cache
@@ -254,7 +254,7 @@ class MLP(nnx.Module):
 
 
 def split_key(key: jax.Array | None, count: int) -> list[jax.Array | None]:
-    """`count` dropout keys, or as many None."""
+    """`count` dropout keys, or `count` times None."""
     return [None] * count if key is None else list(jax.random.split(key, count))
 
 
@@ -267,7 +267,7 @@ def make_blocks(make: Callable[[nnx.Rngs], nnx.Module], config: ModelConfig, rng
 
 
 def run_blocks(blocks, config: ModelConfig, x_BTD, place: Place, dropout_key=None) -> jax.Array:
-    """x through all blocks, `block(x, place, key)` each; scanned, rematerialised as configured."""
+    """x through all blocks, each `block(x, place, key)`; scan and remat as configured."""
     keys = None if dropout_key is None else jax.random.split(dropout_key, config.num_layers)
 
     def apply(graphdef, params, x_BTD, key):
@@ -310,7 +310,7 @@ def make_cache(config: TransformerConfig, batch: int, slots: int) -> Cache | lis
 
 
 def extend_blocks(blocks, config: TransformerConfig, x_BTD, places: Place, start, cache):
-    """x of more tokens through all blocks, `block.extend(x, places, start, cache)` each."""
+    """x of more tokens through all blocks, each `block.extend(x, places, start, cache)`."""
 
     def extend(block, x_BTD, cache):
         x_BTD, cache = block.extend(x_BTD, places, start, cache)
@@ -323,7 +323,7 @@ def extend_blocks(blocks, config: TransformerConfig, x_BTD, places: Place, start
             caches.append(layer)
         return x_BTD, caches
     graphdef, params = nnx.split(blocks)
-    # The caches are carried, so that only the new slots are written.
+    # The caches are in the scan's carry, so that only the new slots are written.
     (x_BTD, cache), _ = jax.lax.scan(
         lambda carry, layer: (
             extend(nnx.merge(graphdef, layer[0]), carry[0], carry[1]._replace(layer=layer[1])),

@@ -1,7 +1,7 @@
 """The network that the theory analyses: linear self-attention and nothing else.
 
 y_{l+1}^i = sum_h W_O^h sum_j <W_Q^h y_l^i, W_K^h y_l^j> W_V^h y_l^j  (Levine et al. 2022, eq. 1;
-Wies et al. 2021, eq. 5): no softmax, feed-forward layer, norm, bias; a residual only if asked for.
+Wies et al. 2021, eq. 5): no softmax, feed-forward layer, norm or bias; a residual if configured.
 Shape suffixes: B batch, T time, D embed, H heads, K head_dim, V vocab, M raw inputs, C input_dim.
 """
 
@@ -66,11 +66,11 @@ class LinearAttention(nnx.Module):
             return self._encode(*self._check(tokens, group, sentence, association))
 
     def logits(self, hidden_BTD: jax.Array) -> jax.Array:
-        """Logits of the last layer: float32, or float64 in a network of that."""
+        """Logits of the last layer: float32, or float64 in a float64 network."""
         return vocabulary_logits(*self.vocabulary(hidden_BTD), self.config.dtype)
 
     def vocabulary(self, hidden_BTD: jax.Array) -> tuple[jax.Array, jax.Array, None]:
-        """(x, rows, bias) of which `logits` are x rows^T + bias; for `losses.vocabulary_loss`."""
+        """(x, rows, bias) with `logits` = x rows^T + bias; for `losses.vocabulary_loss`."""
         return *(self.head or self.embedding).head(hidden_BTD, self.config.dtype), None
 
     def _check(self, inputs, group, sentence, association):
@@ -103,7 +103,7 @@ class LinearAttention(nnx.Module):
 
 
 class Convolution(nnx.Module):
-    """Wies et al. 2021, eq. 2: a position sums `kernel_size` raw vectors by a matrix each."""
+    """Wies et al. 2021, eq. 2: a position sums `kernel_size` raw vectors times a matrix each."""
 
     def __init__(self, config: LinearAttentionConfig, *, rngs: nnx.Rngs):
         width, rank = config.embed_dim, config.embedding_rank
@@ -129,7 +129,7 @@ class Block(nnx.Module):
         width, heads, size = config.embed_dim, config.num_heads, head_dim(config)
         shape, axes = (width, heads, size), ("embed", "heads", None)
         # Independent unit inputs give unit scores and, over a full context, a unit output. A layer
-        # is cubic, so whatever deviates from that is amplified to the power 3^L by depth.
+        # is cubic, so depth amplifies any deviation from that to the power 3^L.
         self.query = normal(rngs, shape, axes, width**-0.5 * size**-0.25)
         self.key = normal(rngs, shape, axes, width**-0.5 * size**-0.25)
         self.value = normal(rngs, shape, axes, width**-0.5)

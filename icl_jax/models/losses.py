@@ -1,4 +1,4 @@
-"""Cross-entropy over the vocabulary in chunks of time: all logits never exist at once.
+"""Cross-entropy over the vocabulary in chunks of time, so that the logits never exist all at once.
 
 Shape suffixes: B batch, T time, C time of one chunk, D embed, V vocab.
 """
@@ -13,7 +13,7 @@ from jax.sharding import PartitionSpec
 from icl_jax.sharding import spec
 
 CHUNK_BYTES = 256 * 2**20  # of one chunk's float32 logits on one device
-DENSE_CHUNKS, SPARSE_CHUNKS = 2, 4  # a row is cut into at least so many
+DENSE_CHUNKS, SPARSE_CHUNKS = 2, 4  # a row is cut into at least this many
 
 
 @functools.partial(jax.jit, static_argnames=("dtype", "sparse"))
@@ -22,15 +22,15 @@ def vocabulary_loss(
     rows_VD: jax.Array,
     bias_V: jax.Array | None,
     targets_BT: jax.Array,
-    weights_BT: jax.Array,  # float32; 0 leaves a token out; no gradient flows into them
+    weights_BT: jax.Array,  # float32; 0 skips a token; no gradient flows into them
     *,
     dtype: str,
     sparse: bool = False,
 ) -> jax.Array:
     """The sum of weight * cross-entropy of softmax(x rows^T + bias), in float32.
 
-    Matrix products take their inputs in `dtype`. `sparse` skips most of the tokens without weight:
-    worth it where few have any, as with masked tokens.
+    Matrix products take their inputs in `dtype`. `sparse` skips most tokens of weight 0, which pays
+    if most tokens have none, as with masked tokens.
     """
     operands = x_BTD, rows_VD, bias_V, targets_BT, weights_BT.astype(jnp.float32)
     mesh = jax.sharding.get_abstract_mesh()
@@ -71,7 +71,7 @@ def _chunked_loss(x_BTD, rows_VD, bias_V, targets_BT, weights_BT, dtype, sparse,
 
 
 def _forward(*operands):
-    # Gradients are made here, while the logits are at hand: the backward pass computes none again.
+    # Gradients are computed here, from the same logits, so the backward pass recomputes none.
     return _over_chunks(*operands, with_gradients=True)
 
 

@@ -1,4 +1,4 @@
-"""The losses of a model on many passages, several to a row, on the mesh.
+"""The losses of a model on many passages, several per row, on the mesh.
 
 Shape suffixes: B rows, T time, C time of one chunk, D embed, V vocab.
 """
@@ -14,42 +14,41 @@ import jax.numpy as jnp
 from jax.sharding import Mesh, NamedSharding
 import numpy as np
 
-from icl_jax.config import GPTConfig
-from icl_jax.models.gpt import GPT
-from icl_jax.models.roberta import Roberta
+from icl_jax.models import Model
+from icl_jax.models.kinds import predicts_masked
 from icl_jax.sharding import constrain, spec, use_mesh_of, with_auto_axes
 
-DEVICE_TOKENS, CPU_TOKENS = 16384, 1024  # of a batch on each device, about
+DEVICE_TOKENS, CPU_TOKENS = 16384, 1024  # approximate tokens of a batch on each device
 CHUNK_BYTES = 256 * 2**20  # of one chunk's float32 logits on one device
 IN_FLIGHT = 2  # batches on the devices at a time
-REMEMBERED_TOKENS = 2**22  # of passages whose losses are kept for equal ones: about 55 MB
-ROW_STEP = 128  # rows have a multiple of so many tokens, or all positions
+REMEMBERED_TOKENS = 2**22  # of passages whose losses are kept for reuse: about 55 MB
+ROW_STEP = 128  # the length of a row is a multiple of this, or all positions
 
 
 class Passage(NamedTuple):
     """Tokens that see each other and nothing else."""
 
     inputs: np.ndarray  # int32
-    targets: np.ndarray  # int32: what is to be predicted at each place
-    chosen: np.ndarray  # bool: whether it counts
+    targets: np.ndarray  # int32: the token to predict at each place
+    chosen: np.ndarray  # bool: whether the place counts
     owner: int  # whose loss it adds to
 
 
 class Losses(NamedTuple):
-    """Of each owner, over its chosen tokens."""
+    """The losses of each owner, over its chosen tokens."""
 
     sums: np.ndarray  # float64, nats
     counts: np.ndarray  # int64
-    greedy: np.ndarray  # bool: each was the most likely one
+    greedy: np.ndarray  # bool: every chosen token was the most likely one
 
 
 class PassageLosses:
     """A model that reads passages of at most `limit` tokens, compiled once."""
 
-    def __init__(self, model: GPT | Roberta, limit: int, mesh: Mesh | None):
+    def __init__(self, model: Model, limit: int, mesh: Mesh | None):
         self.limit, self._mesh = limit, None if mesh is None else with_auto_axes(mesh)
         self._model = model
-        self.masked = not isinstance(self._model.config, GPTConfig)
+        self.masked = predicts_masked(self._model.config)
         sizes = {} if mesh is None else mesh.shape
         parts = sizes.get("data", 1) * sizes.get("fsdp", 1)
         device = jax.devices()[0] if mesh is None else mesh.devices.flat[0]
@@ -73,7 +72,7 @@ class PassageLosses:
         num_owners: int,
         progress: Callable[[int], None] = lambda count: None,
     ) -> Losses:
-        """The losses of `num_owners` owners; `progress` hears of each passage that is done."""
+        """The losses of `num_owners` owners; calls `progress` for each finished passage."""
         sums, counts = np.zeros(num_owners), np.zeros(num_owners, np.int64)
         greedy = np.ones(num_owners, bool)
         for passage, losses, likeliest in self.each(passages):
@@ -84,14 +83,14 @@ class PassageLosses:
         return Losses(sums, counts, greedy)
 
     def each(self, passages: Iterable[Passage]) -> Iterator[tuple[Passage, np.ndarray, np.ndarray]]:
-        """Each passage in turn, the losses of its chosen tokens (float64, nats), and whether each
+        """Yields each passage, the losses of its chosen tokens (float64, nats), and whether each
         of them was the most likely one.
 
-        Last bits depend on the place in a row and on the CPU, so equal passages are computed once
-        (unless `REMEMBERED_TOKENS` lie between them) and have equal losses.
+        The last bits depend on the place in a row and on the CPU, so equal passages are computed
+        once (unless more than `REMEMBERED_TOKENS` lie between them) and get equal losses.
         """
         turn: deque[tuple[Passage, list]] = deque()  # a list is filled once its losses are there
-        asked: deque[list] = deque()  # the lists that the rows fill, in their order
+        asked: deque[list] = deque()  # the lists that the rows fill, in order
         known: dict[bytes, list] = {}
 
         def distinct() -> Iterator[Passage]:
@@ -139,14 +138,14 @@ class PassageLosses:
 
 
 def row_length(longest: int, positions: int) -> int:
-    """The `limit` for passages of at most `longest` tokens: few lengths, so few compilations."""
+    """The `limit` for passages of at most `longest` tokens; few lengths mean few compilations."""
     return min(positions, -(-longest // ROW_STEP) * ROW_STEP)
 
 
 def ask(tokens: np.ndarray, chosen: np.ndarray, owner: int, mask_id: int | None = None) -> Passage:
-    """The passage that asks for the chosen of these tokens.
+    """The passage that measures the losses of the chosen tokens.
 
-    Without `mask_id` a GPT is asked, which says at each place what comes next: never the first.
+    Without `mask_id` it is for a GPT, which predicts the next token and so never the first.
     """
     if mask_id is None:
         return Passage(tokens, np.roll(tokens, -1), np.append(chosen[1:], False), owner)
@@ -169,7 +168,7 @@ def pack(passages: Iterable[Passage], limit: int) -> Iterator[list[Passage]]:
 
 
 def _unpack(rows: list[list[Passage]], found: tuple[jax.Array, jax.Array]) -> Iterator[tuple]:
-    """Of each passage of the rows the losses of all tokens, and which were the most likely."""
+    """For each passage in the rows: the losses of all tokens, and which were the most likely."""
     losses_BT, top_BT = (np.asarray(x_BT) for x_BT in found)
     for n, row in enumerate(rows):
         end = 0
@@ -183,7 +182,7 @@ def token_losses(
 ) -> tuple[jax.Array, jax.Array]:
     """The cross-entropy of every target (batch, time), and whether it is the most likely token.
 
-    In chunks of time: never all logits.
+    Computed in chunks of time, so that the logits never exist all at once.
     """
     length = targets_BT.shape[1]
     chunk = min(chunk, length)

@@ -81,7 +81,7 @@ class Roberta(nnx.Module):
         return vocabulary_logits(*self.vocabulary(hidden_BTD), self.config.dtype)
 
     def vocabulary(self, hidden_BTD: jax.Array) -> tuple[jax.Array, jax.Array, jax.Array]:
-        """(x, rows, bias) of which `logits` are x rows^T + bias; for `losses.vocabulary_loss`."""
+        """(x, rows, bias) with `logits` = x rows^T + bias; for `losses.vocabulary_loss`."""
         if self.mlm_head is None:
             raise ValueError(
                 "this encoder has no MLM head (mlm_head=False), so it gives no logits; "
@@ -117,7 +117,7 @@ class Roberta(nnx.Module):
 
     def _embed(self, tokens_BT, group_BT, types_BT, dropout_key) -> tuple[jax.Array, Place]:
         config = self.config
-        # The published RoBERTa counts positions over tokens other than its padding token.
+        # The published RoBERTa does not count its padding tokens in positions.
         padding_aware = config.position == "learned" and config.position_offset > 0
         uncounted_BT = tokens_BT == config.pad_token_id if padding_aware else None
         place = locate(tokens_BT.shape[1], group_BT, uncounted_BT)
@@ -128,7 +128,7 @@ class Roberta(nnx.Module):
 
 
 class Block(nnx.Module):
-    """Attention and feed-forward, each added to the stream, then normed."""
+    """Attention and feed-forward; each adds its output to the stream, which is then normed."""
 
     def __init__(self, config: RobertaConfig, *, rngs: nnx.Rngs):
         self.rate = config.residual_dropout
@@ -162,6 +162,6 @@ class MLMHead(nnx.Module):
 
 
 def square_dense(config: RobertaConfig, rngs: nnx.Rngs) -> Dense:
-    """A layer from width to width; only one side has a name: a mesh axis cannot cut both."""
+    """A layer from width to width; only one side is named: a mesh axis cannot cut both."""
     width = config.embed_dim
     return Dense({"embed": width}, {None: width}, stddev=STDDEV, dtype=config.dtype, rngs=rngs)

@@ -1,4 +1,4 @@
-"""Attention by a kernel of the TPU, splash attention, which keeps no scores in main memory.
+"""Splash attention, a TPU kernel that keeps no scores in main memory.
 
 Shape suffixes: B batch, H heads, T tokens, both queries and keys, K head_dim.
 """
@@ -13,13 +13,13 @@ from icl_jax.config.model import SPLASH_HEAD_UNIT
 from icl_jax.models.attention import Place
 from icl_jax.sharding import platform, spec
 
-SHORTEST = 1024  # tokens from which the kernel is the faster way (docs/tpu_sharding.md)
-UNIT = 128  # a block is a multiple of so many tokens
-LARGEST_BLOCK = 1024  # more do not fit the memory beside the matrix units
+SHORTEST = 1024  # tokens from which the kernel is faster (docs/tpu_sharding.md)
+UNIT = 128  # the tokens of a block are a multiple of this
+LARGEST_BLOCK = 1024  # larger blocks do not fit into the memory beside the matrix units
 
 
 def choose_splash(kind: str, length: int, head_dim: int, *, alibi: bool, dropout: bool) -> bool:
-    """Whether the kernel is to be used; `kind` is the config's `attention`."""
+    """Whether to use the kernel; `kind` is the config's `attention`."""
     if kind == "splash" and dropout:
         raise ConfigError(
             "attention='splash' has no attention dropout, but attention_dropout is above 0 and a "
@@ -39,11 +39,11 @@ def choose_splash(kind: str, length: int, head_dim: int, *, alibi: bool, dropout
 def splash_attend(
     q_BHTK: jax.Array, k_BHTK: jax.Array, v_BHTK: jax.Array, place: Place, *, causal: bool
 ) -> jax.Array:
-    """What `attend` gives for tokens that attend to each other; on a CPU, slowly interpreted."""
+    """As `attend`, for tokens that attend to each other; slow on a CPU, where it is interpreted."""
     mix = functools.partial(_mix, causal=causal, interpret=platform() == "cpu")
     mesh = jax.sharding.get_abstract_mesh()
     if not mesh.empty:
-        # The compiler cuts no kernel: each device runs its own on the rows and heads that it has.
+        # The compiler cannot shard a kernel: each device runs it on its own rows and heads.
         heads = spec(("batch", "heads", None, None), q_BHTK.shape, mesh)
         rows = spec(("batch", None), (q_BHTK.shape[0], q_BHTK.shape[2]), mesh)
         mix = jax.shard_map(
@@ -53,7 +53,7 @@ def splash_attend(
 
 
 def _mix(q_BHTK, k_BHTK, v_BHTK, group_BT, *, causal: bool, interpret: bool) -> jax.Array:
-    # Here, for nothing else needs them and they take a second.
+    # Imported here because nothing else needs them and they take a second.
     from jax.experimental.pallas.ops.tpu.splash_attention import (
         CausalMask,
         FullMask,
@@ -91,7 +91,7 @@ def _blocks(length: int):
     sizes = dict.fromkeys(
         ("block_q", "block_kv", "block_q_dkv", "block_kv_dkv", "block_q_dq", "block_kv_dq"), size
     )
-    # Heads of 64 fill half a tile; tokens, laid along it, fill all, and the rest of the step lays
-    # them so too: half the bytes, and no copies between the two.
+    # Heads of 64 would fill half a tile; tokens along the tile fill all of it. The rest of the step
+    # uses the same layout, so this takes half the bytes and no copies.
     layouts = dict.fromkeys(("q_layout", "k_layout", "v_layout"), QKVLayout.SEQ_MINOR)
     return BlockSizes(**sizes, **layouts)

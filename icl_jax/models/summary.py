@@ -15,12 +15,12 @@ from icl_jax.cli import Flag, command, whole
 from icl_jax.config import ConfigError, MeshConfig, ModelConfig
 from icl_jax.config.tree import validate
 from icl_jax.models import abstract
-from icl_jax.models.presets import PRESETS, preset
+from icl_jax.models.kinds import PRESETS, preset
 from icl_jax.sharding import MESH_AXES, spec, variable_axes
 
 
 def parameter_table(config: ModelConfig, mesh) -> str:
-    """One line per parameter and the totals; `mesh` may be abstract, no device is touched.
+    """One line per parameter, and the totals; `mesh` may be abstract, no device is touched.
 
     Unrolled layers share a line: `blocks.*.mlp.up.kernel`, "24 of 1024 x 4096".
     """

@@ -1,1 +1,1 @@
-"""The papers' tables and figures as programs."""
+"""Studies: programs that make the papers' tables and figures."""

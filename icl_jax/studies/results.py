@@ -2,10 +2,10 @@
 
 python -m icl_jax.studies.results --page=docs/results.md NAME=WORKDIR [NAME=WORKDIR,WORKDIR ...]
 
-What stands in the page between `<!-- NAME -->` and `<!-- /NAME -->` is made anew: of one workdir
-what its branches came to; of several, a line for each arm and a column for each workdir; and of
-rounds, of a table 1 and of whatever wrote a NAME.md and NAME.png, that. The figure is copied to
-docs/figures/NAME.png (--figures), and shown in that place unless the page shows it elsewhere.
+Replaces what the page has between `<!-- NAME -->` and `<!-- /NAME -->`. For one workdir, by the
+results of its branches; for several, by a line for each arm and a column for each workdir; for
+rounds, a table 1 and anything else that wrote a NAME.md and NAME.png, by those. The figure is
+copied to docs/figures/NAME.png (--figures) and shown there, unless the page shows it elsewhere.
 """
 
 import json
@@ -28,7 +28,7 @@ TITLE = re.compile(r"\A# .*\n+")
 
 
 def fill_page(page: Path, figures: Path, blocks: dict[str, list[epath.Path]]) -> None:
-    """Writes the page with its blocks made anew; those that are not given stay as they are."""
+    """Writes the page with the given blocks replaced; all others stay as they are."""
     text = page.read_text()
     for name, workdirs in blocks.items():
         pattern = rf"(?s)(<!-- {re.escape(name)} -->\n).*?(<!-- /{re.escape(name)} -->)"
@@ -53,15 +53,15 @@ def fill_page(page: Path, figures: Path, blocks: dict[str, list[epath.Path]]) ->
 def make_block(name: str, workdirs: list[epath.Path]) -> tuple[str, epath.Path | None]:
     """Tables and sentences of an experiment, or of several that differ in the seed; its figure.
 
-    A workdir that has a page NAME.md of its own gives that.
+    A workdir with its own NAME.md gives that.
     """
     if len(workdirs) > 1:
         return _seeds_table([_read(workdir) for workdir in workdirs]), None
     (workdir,) = workdirs
-    for told in (name, "rounds", "table1"):
-        if (workdir / f"{told}.md").exists():
-            text = TITLE.sub("", read_text(workdir / f"{told}.md")).strip()
-            return re.sub(r"(?m)^!\[.*\n?", "", text).strip(), _if_there(workdir / f"{told}.png")
+    for source in (name, "rounds", "table1"):
+        if (workdir / f"{source}.md").exists():
+            text = TITLE.sub("", read_text(workdir / f"{source}.md")).strip()
+            return re.sub(r"(?m)^!\[.*\n?", "", text).strip(), _if_there(workdir / f"{source}.png")
     return make_findings(_read(workdir), "###"), _if_there(workdir / "comparison.png")
 
 
@@ -72,22 +72,25 @@ def _if_there(file: epath.Path) -> epath.Path | None:
 def _read(workdir: epath.Path) -> dict:
     file = workdir / "comparison" / "comparison.json"
     if not file.exists():
-        raise ConfigError(f"{workdir} has no {file.name}; run its stage evaluate to the end")
+        raise ConfigError(f"{workdir} has no {file.name}; complete its stage evaluate first")
     return json.loads(read_text(file))
 
 
 def _seeds_table(comparisons: list[dict]) -> str:
-    """The main number of every arm in every comparison, and the largest p of each arm."""
+    """The main number of each arm in each comparison, and each arm's largest p."""
     headline = headlines(comparisons[0])[0]
     metric = main_metric(comparisons[0], headline)
     words = metric.replace("_", " ")
     header = ["arm", *(f"{words}, run {n}" for n in range(len(comparisons)))]
     lines = [[*header, "largest p against the reference"], ["---"] * (len(header) + 1)]
     for arm in comparisons[0]["arms"]:
-        cells = [told["arms"][arm][headline.task][metric] for told in comparisons]
+        cells = [comparison["arms"][arm][headline.task][metric] for comparison in comparisons]
         ps = [cell["p"] for cell in cells if cell["p"] is not None]
-        shown = [f"{show_value(cell)} ({cell['right']:.0f} of {cell['items']})"
-                 if cell["right"] is not None else show_value(cell) for cell in cells]  # fmt: skip
+        shown = [show_value(headline, cell) for cell in cells]
+        shown = [
+            text if cell["right"] is None else f"{text} ({cell['right']:.0f} of {cell['items']})"
+            for text, cell in zip(shown, cells, strict=True)
+        ]
         lines.append([arm, *shown, show_p(max(ps)) if ps else "reference"])
     return "\n".join(f"| {' | '.join(line)} |" for line in lines)
 

@@ -2,9 +2,9 @@
 
 python -m icl_jax.studies.task_sentences --data=DATA --to=FILE.txt [--limit=N] [--unseen]
 
-DATA has SentEval's layout; STS-B and SICK-R are the sets with a part to train on. Only their text
-is taken, never a score. Much of that text stands in the test sets too, for STS-B was collected from
-STS12-16, and SICK's parts share sentences: --unseen leaves that out, the paper seems to have it.
+DATA has SentEval's layout; STS-B and SICK-R are the sets with a training part. Only their text is
+used, never a score. Much of that text is in the test sets, too, because STS-B was collected from
+STS12-16 and SICK's parts share sentences: --unseen drops it; the paper seems to have kept it.
 """
 
 from pathlib import Path
@@ -23,15 +23,15 @@ _SEED = 0
 
 
 class TaskSentences(NamedTuple):
-    """What was chosen, and from how much."""
+    """The chosen sentences, and what they were chosen from."""
 
     sentences: list[str]
-    counts: dict[str, int]  # set -> its sentences that no set before it has
-    in_test: int  # of all these stand in a test set
+    counts: dict[str, int]  # set -> its sentences that are in no earlier set
+    in_test: int  # how many of all these are in a test set
 
 
 def task_sentences(data: str, limit: int = 0, unseen: bool = False) -> TaskSentences:
-    """Each sentence once, in the order of the files; with a limit, a sample over all sets."""
+    """Each sentence once, in the order of the files; with a limit, a sample from all sets."""
     found: list[str] = []
     counts = {}
     for held in read_training_sets(data):
@@ -62,7 +62,7 @@ def _sentences(held: PairSet) -> list[str]:
 
 
 def _words(text: str) -> str:
-    """Equal for the same sentence with other capitals and signs."""
+    """The same key for sentences that differ only in capitals and punctuation."""
     return " ".join(words_of(text))
 
 

@@ -1,1 +1,1 @@
-"""What the papers prove about these networks, as numbers: separation ranks, and shapes."""
+"""What the papers prove about these networks, in numbers: separation ranks, and shapes."""

@@ -43,7 +43,7 @@ OPTIONS = (
 
 
 def report(shape: Shape, heading: str) -> str:
-    """What there is to say about a shape, and in a table about the known models."""
+    """A report on a shape, with a table of the known models."""
     stored = f"{shape.parameters:,} parameters"
     if shape.embedding_parameters:
         stored += f", {shape.embedding_parameters:,} of them in the embedding"
@@ -55,7 +55,7 @@ def report(shape: Shape, heading: str) -> str:
 
 
 def findings(verdict: Verdict) -> dict[str, str]:
-    """A sentence or two about each of border, depth, rank and attention."""
+    """A sentence or two on each of border, depth, rank and attention."""
     return {
         "border": _border(verdict),
         "depth": _depth(verdict),
@@ -65,7 +65,7 @@ def findings(verdict: Verdict) -> dict[str, str]:
 
 
 def imbalance(shape: Shape) -> str | None:
-    """What is badly out of proportion, in one line; None: nothing is."""
+    """What is far out of proportion, in one line; None: nothing is."""
     verdict, found = judge(shape), []
     ratio = verdict.depth_ratio
     if verdict.advice and not 1 / FAR <= ratio <= FAR:
@@ -88,7 +88,7 @@ def imbalance(shape: Shape) -> str | None:
 
 
 def _border(verdict: Verdict) -> str:
-    theory = f"The theory's own, log3 d_x, is at {verdict.theory_depth:.1f} layers."
+    theory = f"The border of the theory itself, log3 d_x, is at {verdict.theory_depth:.1f} layers."
     if verdict.best_depth is None:
         return f"unknown. {theory}"
     outside = f" Extrapolated: the fit is of {FIT_RANGE}." if verdict.extrapolated else ""
@@ -150,7 +150,7 @@ def _percent(share: float) -> str:
 
 
 def asked_shape(config: ExperimentConfig | None, given: dict[str, float | None]) -> tuple:
-    """(heading, shape) of what the flags ask for; `given` are all but --config, None: not given."""
+    """(heading, shape) for the flags; `given` are all except --config, None: not given."""
     given = {name: value for name, value in given.items() if value is not None}
     ways = [
         *(["--config=FILE"] if config is not None else []),
@@ -164,7 +164,7 @@ def asked_shape(config: ExperimentConfig | None, given: dict[str, float | None])
         )
     if config is not None:
         if given:
-            raise ConfigError(f"--config says it all: leave out --{', --'.join(given)}")
+            raise ConfigError(f"--config determines the shape: remove --{', --'.join(given)}")
         validate(config.model)
         return "The network of the config:", shape_of(config.model)
     if "params" in given:

@@ -3,10 +3,10 @@
 L20 is Levine et al. 2020 (depth-to-width, appendix), W21 Wies et al. 2021 (vocabulary bottleneck),
 L22 Levine et al. 2022 (in-context bias). Nothing overflows: depth 96 at width 12,288 is fine.
 C(L) = (3^L - 1) / 2 is the number of sums over positions in a network of depth L; its output is a
-polynomial of degree 3^L = 2 C(L) + 1. What is ours and in no paper says so.
+polynomial of degree 3^L = 2 C(L) + 1. Bounds that are ours, and in no paper, are marked as such.
 
 The bounds by degree (L20 theorems 2 and 4, W21 theorem 1) do not depend on the number of positions.
-That holds with one vector a side, as sentence association has it, and not with many: see
+They hold for one vector per side, as in sentence association, but not for many: see
 `tests/theory/test_many_positions.py`.
 """
 
@@ -17,12 +17,12 @@ from scipy.special import betaln
 
 
 def log_multiset(kinds: int, size: int) -> float:
-    """log of the multisets of that size: (kinds + size - 1)! / (size! (kinds - 1)!)."""
+    """log of the number of multisets: (kinds + size - 1)! / (size! (kinds - 1)!)."""
     return float(-betaln(kinds, float(size + 1))) - math.log(kinds + size)
 
 
 def self_attention_upper(depth: int, heads: int, head_dim: int) -> float:
-    """L20 theorem 1: sep <= (H (d_a + 1))^C(L); the tighter one of a shallow network."""
+    """L20 theorem 1: sep <= (H (d_a + 1))^C(L); the tighter bound for a shallow network."""
     _check(depth=depth, heads=heads, head_dim=head_dim)
     return _sums(depth) * math.log(heads * (head_dim + 1))
 
@@ -42,9 +42,9 @@ def degree_upper(depth: int, width: int) -> float:
 def residual_self_attention_upper(depth: int, width: int, heads: int, length: int) -> float:
     """L20 theorem 3, for residual connections and N = `length` inputs.
 
-    By the recursion of its proof, S_L = K (L S_{L-1})^3 with K = N d_x^4 / H, and sep <= (L + 1)
-    S_L. The statement itself has L log L in place of the sum here: it does not raise the
-    number of branches to the power 3 that lemma 2 raises them to.
+    Uses the recursion of its proof, S_L = K (L S_{L-1})^3 with K = N d_x^4 / H, and sep <= (L + 1)
+    S_L. The statement itself has L log L instead of our sum: it does not cube the number of
+    branches, as lemma 2 does.
     """
     _check(depth=depth, width=width, heads=heads, length=length)
     branches = sum(3 ** (depth - n + 1) * math.log(n) for n in range(2, depth + 1))
@@ -65,7 +65,7 @@ def self_attention_lower(depth: int, width: int, heads: int) -> float:
 def embedding_rank_upper(
     depth: int, width: int, rank: int, vocab: int | None = None, position_rank: int = 1
 ) -> float:
-    """W21 theorem 1 (eq. 9 and 11): what an embedding of rank r leaves of the width.
+    """W21 theorem 1 (eq. 9 and 11): the effect of an embedding of rank r.
 
     sep <= multiset(r + r_e, 3^L) multiset(4, 3^L) (3^L + 1)^(r + r_e), for a vocabulary of `vocab`
     words, or a convolution of that many raw numbers a position (M / N x d_input).
@@ -80,7 +80,8 @@ def embedding_rank_upper(
 def vocabulary_lower(depth: int, width: int, rank: int, heads: int) -> float:
     """W21 theorem 2, vocabulary of r words: multiset((r - 1 - H) / 2, 3^(L-2)), for long inputs.
 
-    With as many words as `convolution_lower` has multisets, twice, that one holds (its lemma 6).
+    With a vocabulary of twice as many words as `convolution_lower` has multisets, that bound holds
+    (its lemma 6).
     """
     return log_multiset(_pairs(min(rank, width), heads + 1), _power(depth))
 
@@ -100,9 +101,9 @@ def in_context_exact_upper(depth: int, width: int) -> float:
     """Ours: seq-sep in context <= binomial(d_x + C(L), d_x).
 
     Networks with normal weights and heads of more than one number reach it.
-    Every position but the last enters in pairs, so the degree in a is even, that in b odd, and both
-    add up to 3^L. For each degree k in a the rank is at most the smaller number of monomials; over
-    k = 0, 2, ..., 3^L - 1 that sums up to multiset(d_x, 0) + ... + multiset(d_x, C).
+    Every position except the last enters in pairs, so the degree in a is even, the degree in b is
+    odd, and both add up to 3^L. For each degree k in a, the rank is at most the smaller number of
+    monomials; over k = 0, 2, ..., 3^L - 1 these sum to multiset(d_x, 0) + ... + multiset(d_x, C).
     """
     _check(depth=depth, width=width)
     return log_multiset(width + 1, _sums(depth))
@@ -112,7 +113,7 @@ def in_context_lower(depth: int, width: int, heads: int) -> float:
     """L22 theorem 2: epsilon-seq-sep >= n^(1/4) / (2 sqrt(d + 1)), for some weights.
 
     d = (d_x - H) / 2, n = multiset(d, 3^(L-2)), epsilon <= 1 / (4 n^2) (`lower_epsilon`). Proved
-    for 3^(L-2) >= d > 5; the norm that lemma 15 needs is in reach at smaller sizes too (a test).
+    for 3^(L-2) >= d > 5; a test shows that smaller sizes also reach the norm that lemma 15 needs.
     """
     pairs = _pairs(width, heads)
     return 0.25 * log_multiset(pairs, _power(depth)) - math.log(2) - 0.5 * math.log(pairs + 1)
@@ -132,9 +133,9 @@ def sequential_upper(
     epsilon: float,
     weight_ratio: float = 1.0,
 ) -> float:
-    """L22 theorem 1, with the constant at the end of appendix B; stops where it does not hold.
+    """L22 theorem 1, with the constant at the end of appendix B; stops if it does not hold.
 
-    `weight_ratio` is Lambda_max / Lambda_min of weights and gradients. The heads do not enter it.
+    `weight_ratio` is Lambda_max / Lambda_min of weights and gradients. The heads do not matter.
     """
     broken = sequential_conditions(depth, width, heads, sentence_length, learning_rate)
     if not 0 < epsilon < 1:
@@ -164,7 +165,7 @@ def sequential_upper(
 def sequential_conditions(
     depth: int, width: int, heads: int, sentence_length: int, learning_rate: float
 ) -> list[str]:
-    """What L22 theorem 1 asks for and these sizes do not give; [] where it holds."""
+    """The conditions of L22 theorem 1 that these sizes do not meet; []: it holds."""
     _check(depth=depth, sentence_length=sentence_length)
     _check_heads(width, heads)
     broken = []
@@ -193,7 +194,7 @@ def sequential_exact_upper(depth: int, width: int) -> float:
 def depth_deficit(learning_rate: float) -> float:
     """L22: 0.5 log3(1 / eta), the layers by which theorem 1 and corollary 1 differ.
 
-    Up to constants: in `sequential_upper`, which grows with 4 L, eta costs a quarter of these.
+    This is up to constants: in `sequential_upper`, which grows with 4 L, eta costs a quarter of it.
     """
     if not 0 < learning_rate <= 1:
         raise ValueError(f"the learning rate must be above 0 and at most 1, got {learning_rate}")
@@ -205,7 +206,7 @@ def _sums(depth: int) -> int:
 
 
 def _power(depth: int) -> int:
-    """lambda = 3^(L-2): the first layer adds up, the second multiplies, each other one cubes."""
+    """lambda = 3^(L-2): the first layer adds, the second multiplies, every other one cubes."""
     if depth < 2:
         raise ValueError(f"the lower bounds need a depth of at least 2, got {depth}")
     return 3 ** (depth - 2)
@@ -216,8 +217,8 @@ def _pairs(rank: int, heads: int) -> int:
     _check(rank=rank, heads=heads)
     if rank - heads < 2:
         raise ValueError(
-            f"the lower bounds need a width and rank at least 2 above {heads} (the heads; of a "
-            f"vocabulary one more), got {rank}"
+            f"the lower bounds need a width and rank at least 2 above {heads} (the heads; one more "
+            f"for a vocabulary), got {rank}"
         )
     return (rank - heads) // 2
 

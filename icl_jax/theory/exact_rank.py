@@ -1,8 +1,8 @@
-"""The separation rank itself, with no tolerance: the network expanded into a polynomial (SymPy).
+"""The separation rank itself, without a tolerance: SymPy expands the network into a polynomial.
 
 Products of powers are linearly independent, so the separation rank of a polynomial in (a, b) is the
-rank of its coefficients, a row for each product of powers of a, a column for each of b. For tiny
-networks with rational weights that is exact arithmetic from end to end.
+rank of its coefficient matrix, with a row for each product of powers of a and a column for each of
+b. For tiny networks with rational weights, all of this is exact arithmetic.
 """
 
 from collections.abc import Sequence
@@ -21,14 +21,14 @@ def in_context_polynomial(
 ) -> PolyElement:
     """`representations.in_context` as a polynomial in a_1 ... a_d, b_1 ... b_d.
 
-    The weights are taken as the fractions that their floating-point numbers are: draw them as small
-    whole numbers (`analysed_network(weights="whole")`), or the coefficients grow long.
+    The floating-point weights are read as exact fractions: draw them as small whole numbers
+    (`analysed_network(weights="whole")`), or the coefficients get long.
     """
     config = model.config
     plain = not (config.causal or config.residual or config.scan_layers)
     if not plain or config.position != "none" or config.embedding != "vocabulary":
         raise ValueError(
-            "the exact rank is of the plain analysed network with a vocabulary: no mask, residual, "
+            "the exact rank needs the plain analysed network with a vocabulary: no mask, residual, "
             "positions or scan"
         )
     width = config.embed_dim

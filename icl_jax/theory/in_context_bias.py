@@ -36,20 +36,20 @@ from icl_jax.theory.representations import (
 from icl_jax.theory.separation_rank import grid_matrix, numerical_rank
 
 CLIP = 1.0  # theorem 1 bounds weights and gradients by the same numbers
-SPARE_WORDS = 2  # of the vocabulary, in neither sentence
+SPARE_WORDS = 2  # words of the vocabulary that are in neither sentence
 
 
 @dataclasses.dataclass(frozen=True)
 class Settings:
-    """What is measured; every field is a flag."""
+    """The settings of the measurements; every field is a flag."""
 
     width: int = 4  # d_x
     heads: int = 2
-    sentence_length: int = 3  # N; theorem 1 asks for less than the width
+    sentence_length: int = 3  # N; theorem 1 needs it to be below the width
     depths: tuple[int, ...] = (1, 2, 3, 4)
     learning_rates: tuple[float, ...] = (1.0, 1e-1, 1e-2, 1e-3, 1e-4, 1e-6)
     epsilon: float = 0.01  # relative error of every entry
-    points: int = 128  # of a, and of b; no rank can be above
+    points: int = 128  # for a, and for b; no rank can exceed this
     seeds: int = 3
     rank_widths: tuple[int, ...] = (3, 5)  # of the networks whose embedding rank is varied
     ranks: tuple[int, ...] = (1, 2, 3, 4, 5, 6, 7)
@@ -87,7 +87,7 @@ class Settings:
 
 
 def measure_all(settings: Settings, folder: Path) -> list[dict]:
-    """Every measurement, those that a killed run left in the folder included."""
+    """Every measurement, including those that a killed run left in the folder."""
     inputs = json.loads(json.dumps(dataclasses.asdict(settings)))
     found = []
     with alone_in(folder):
@@ -121,7 +121,7 @@ def _measure(settings: Settings, **what) -> list[dict]:
 
 
 def _of_sentences(settings: Settings, weights: str, depth: int, seed: int) -> list[dict]:
-    """Ranks of the sentence association: in context, and after a step at every learning rate."""
+    """Ranks of the sentence association, in context and after a step at every learning rate."""
     length = settings.sentence_length
     first = list(range(length))
     second = [length, *range(1, length)]  # all but one word are in both sentences
@@ -136,7 +136,7 @@ def _of_sentences(settings: Settings, weights: str, depth: int, seed: int) -> li
     model = balance(analysed_network(config, seed, weights), first)
     a, b = _points(settings, weights, seed)
 
-    def after_a_step(row, b):  # the rate is a part of the row: compiled once for all of them
+    def after_a_step(row, b):  # the rate is part of the row, so this compiles once for all
         return sequential(model, first, second, row[1], CLIP)(row[0], b)
 
     rates = settings.learning_rates
@@ -156,7 +156,7 @@ def _ranks(matrix: np.ndarray, epsilon: float) -> dict:
 
 
 def _of_embedding(settings: Settings, width: int, rank: int) -> list[dict]:
-    """The rank between two input vectors that pass a convolution of low rank (Wies et al. 2021)."""
+    """The rank between two input vectors after a convolution of low rank (Wies et al. 2021)."""
     config = LinearAttentionConfig(
         context_length=2,
         num_layers=settings.rank_depth,
@@ -177,7 +177,7 @@ def _of_embedding(settings: Settings, width: int, rank: int) -> list[dict]:
 
 
 def _points(settings: Settings, weights: str, seed: int) -> np.ndarray:
-    """a and b: positive for positive weights, so that the output is; else of the length of ones."""
+    """a and b: positive for positive weights, so that the output is; else as long as all ones."""
     rng = np.random.default_rng(seed)
     shape = (2, settings.points, settings.width)
     if weights == "positive":

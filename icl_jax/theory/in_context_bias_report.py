@@ -1,4 +1,4 @@
-"""Table and figures of the measurements of `in_context_bias`."""
+"""Tables and figures of the measurements of `in_context_bias`."""
 
 import math
 from pathlib import Path
@@ -22,7 +22,7 @@ _TITLES = {"positive": "positive weights (theorem 1)", "normal": "normal weights
 
 
 def write_report(settings: dict, found: list[dict], folder: Path) -> str:
-    """Writes the measurements, and tables and a figure of each part; gives the tables."""
+    """Writes the measurements, tables and a figure of each part; returns the tables."""
     write_json(folder / "measurements.json", {"settings": settings, "measurements": found})
     parts = {"in_context_bias": (_bias, _draw_bias), "embedding_rank": (_ranks, _draw_ranks)}
     texts = []
@@ -55,10 +55,10 @@ def curve(settings: dict, found: list[dict], weights: str, rate: float | None) -
 
 
 def measured_deficit(context: list[dict], other: list[dict]) -> str:
-    """By how many layers the deepest `other` lies behind the context curve.
+    """By how many layers the deepest `other` is behind the curve in context.
 
-    The depth at which the rank in context (its lower bound, log-linear between depths) is the
-    other's.
+    That is measured to the depth where the rank in context (its lower bound, log-linear between
+    depths) equals the other's.
     """
     depth, rank = other[-1]["depth"], math.log(other[-1]["lower"])
     depths = [point["depth"] for point in context]

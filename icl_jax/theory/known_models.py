@@ -1,4 +1,4 @@
-"""Published Transformers as shapes, and the table of what the theory says about them.
+"""The shapes of published Transformers, and a table of what the theory says about them.
 
 Usage: judge(KNOWN_MODELS["T5-11B"].shape); print(known_models_table())
 """
@@ -10,10 +10,10 @@ from icl_jax.theory.network_shape import FIT_RANGE, NEAR, Shape, Verdict, judge
 
 
 class KnownModel(NamedTuple):
-    """A shape, and where it differs from what the theory looks at."""
+    """A shape, and how it differs from the networks of the theory."""
 
     shape: Shape
-    published: float  # parameters, as the authors count them
+    published: float  # parameters as counted by the authors
     note: str = ""
 
 
@@ -35,13 +35,13 @@ KNOWN_MODELS = {
     "ALBERT-xxlarge": KnownModel(
         Shape(12, 4096, 64, 64, 16384, vocab=30000, rank=128, shared=True),
         235e6,
-        "its layers share their weights, which the fit does not know; its border is that of layers "
-        "with weights of their own",
+        "its layers share their weights, which the fit does not consider; its border is that of "
+        "layers with separate weights",
     ),
     "T5-11B": KnownModel(
         Shape(24, 1024, 128, 128, 65536, vocab=32128, decoder_depth=24),
         11.3e9,
-        "no verdict about its depth, for the fit is of networks with one stack of layers, not two",
+        "no verdict about its depth: the fit is for networks with one stack of layers, not two",
     ),
     "ESM-1b": KnownModel(_usual(33, 1280, 20, 33), 650e6),
     "ViT-Huge/14": KnownModel(
@@ -55,12 +55,12 @@ KNOWN_MODELS = {
 }
 
 COLUMNS = ("model", "layers", "width", "params", "border", "depth", "r / d_x", "H d_a / d_x")
-NUMBERS = (1, 2, 3)  # columns that are set to the right
+NUMBERS = (1, 2, 3)  # right-aligned columns
 NOTES = (
     "params: computed from the shape, without biases, norms and positions.",
     "border: the best layers x width for the parameters of the layers (Levine et al. 2020). "
-    f"*: extrapolated, for the fit is of {FIT_RANGE}.",
-    "depth: the layers over those of the border; past it is right where the rank is low.",
+    f"*: extrapolated; the fit covers {FIT_RANGE}.",
+    "depth: the layers over those of the border; going past it is right if the rank is low.",
     # Wies et al. 2021, sections 5.1 and 5.3.
     "r / d_x: the embedding's rank over the width; below 1 it is a bottleneck. Wies et al. 2021 "
     "measured that a network at 16/680 does as well as one of full rank that is 25% smaller.",
@@ -71,7 +71,7 @@ NOTES = (
 
 
 def known_models_table() -> str:
-    """A line for each of the known models, and below it what there is to know about them."""
+    """A line for each of the known models, and notes below."""
     rows = [COLUMNS, *(_row(name, judge(model.shape)) for name, model in KNOWN_MODELS.items())]
     widths = [max(map(len, column)) for column in zip(*rows)]
     lines = []
@@ -85,7 +85,7 @@ def known_models_table() -> str:
 
 
 def layers_of(shape: Shape) -> str:
-    """The depth, of two stacks as a sum."""
+    """The depth; two stacks are shown as a sum."""
     return f"{shape.depth}+{shape.decoder_depth}" if shape.decoder_depth else str(shape.depth)
 
 

@@ -1,9 +1,9 @@
 """The network of L22's theorem 2, built: its grid matrix is (B B^T) to the power 3^(L-2), by entry.
 
-Layer 1 adds up the words, so that every position holds a + b. Layer 2 multiplies the part that a
-filled with the part that b filled, <a', b'>, into one coordinate; every layer after it cubes that.
-L20 (lemma 6) squares a' + i b' for it, with complex weights and odd head sizes. Separate queries
-and keys do the same with real weights and any head size, and leave (d_x - 1) / 2 pairs in place of
+Layer 1 adds up the words, so that every position holds a + b. Layer 2 multiplies the part filled by
+a with the part filled by b, <a', b'>, into one coordinate; every later layer cubes it. L20 (lemma
+6) squares a' + i b' instead, with complex weights and odd head sizes. Separate queries and keys
+achieve the same with real weights and any head size, and have (d_x - 1) / 2 pairs instead of
 (d_x - H) / 2.
 """
 
@@ -34,7 +34,7 @@ def lower_bound_network(config: LinearAttentionConfig, sentence_length: int) -> 
     if config.num_layers < 2:
         raise ValueError(f"the construction needs a depth of at least 2, got {config.num_layers}")
     if config.residual or config.causal:
-        raise ValueError("the construction is of the plain analysed network: no residual, no mask")
+        raise ValueError("the construction needs the plain analysed network: no residual, no mask")
     pairs, words = pair_count(config), 2 * sentence_length
     graphdef, shapes = abstract(config)
     model = nnx.merge(graphdef, jax.tree.map(lambda shape: jnp.zeros(shape.shape), shapes))
@@ -49,7 +49,7 @@ def lower_bound_network(config: LinearAttentionConfig, sentence_length: int) -> 
 
 
 def pair_count(config: LinearAttentionConfig) -> int:
-    """d: coordinates for a and b each, beside one that is constant."""
+    """d: the number of coordinates for each of a and b; one more is constant."""
     pairs = (config.embed_dim - 1) // 2
     if pairs < 1:
         raise ValueError(f"the construction needs a width of at least 3, got {config.embed_dim}")
@@ -57,7 +57,7 @@ def pair_count(config: LinearAttentionConfig) -> int:
 
 
 def templates(matrix: np.ndarray, width: int) -> Templates:
-    """a = (B_i, 0, 1) and b = (0, B_j, 1), filled up with zeros to the width."""
+    """a = (B_i, 0, 1) and b = (0, B_j, 1), padded with zeros to the width."""
     count, pairs = matrix.shape
     a, b = np.zeros((2, count, width))
     a[:, :pairs], b[:, pairs : 2 * pairs] = matrix, matrix
@@ -66,7 +66,7 @@ def templates(matrix: np.ndarray, width: int) -> Templates:
 
 
 def spread_rows(count: int, pairs: int, power: int, seed: int = 0) -> np.ndarray:
-    """Unit rows B with || (B B^T)^power || <= sqrt(d + 1) n^(3/4) (lemma 15), drawn until so."""
+    """Draws unit rows B until || (B B^T)^power || <= sqrt(d + 1) n^(3/4) (lemma 15)."""
     rng = np.random.default_rng(seed)
     limit = math.sqrt(pairs + 1) * count**0.75
     for _ in range(_NORM_DRAWS):
@@ -81,7 +81,7 @@ def spread_rows(count: int, pairs: int, power: int, seed: int = 0) -> np.ndarray
 
 
 def _add_up(block: nnx.Module, constant: int, words: int) -> None:
-    """y = sum_j x_j / words: the scores are products of the constant, 1; the heads carry x over."""
+    """y = sum_j x_j / words: the scores are products of the constant, 1; the heads copy x."""
     heads, size = block.query[...].shape[1:]
     width = block.query[...].shape[0]
     if heads * size < constant + 1:
@@ -101,7 +101,7 @@ def _multiply(block: nnx.Module, pairs: int, constant: int, words: int) -> None:
     shifted = [(n + pairs, head, k) for n, head, k in placed]
     ones = [(constant, head, 0) for head in range(heads)]
     _set(block, query=placed, key=shifted, value=ones, out=[(0, head, 0) for head in range(heads)])
-    # The constant came out of layer 1 as 2, and every one of the words adds the same.
+    # Layer 1 made the constant 2, and every word adds the same amount.
     block.out[...] = block.out[...] / (2 * words)
 
 

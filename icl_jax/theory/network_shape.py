@@ -1,7 +1,7 @@
 """Depth, width, embedding rank and attention width of a Transformer: are they in proportion?
 
-L20: Levine et al. 2020, how deep a network of some width should be. W21: Wies et al. 2021, what
-caps the use of its width.
+L20: Levine et al. 2020, how deep a network of a given width should be. W21: Wies et al. 2021, what
+limits the use of its width.
 Usage: judge(Shape(12, 768, heads=12, head_dim=64, mlp_dim=3072, vocab=50257)); recommend(345e6)
 """
 
@@ -11,29 +11,29 @@ import math
 
 from icl_jax.config import ConfigError, LinearAttentionConfig, ModelConfig, head_dim, mlp_dim
 
-# L20: as measured, depth pays above ln d_x = INTERCEPT + SLOPE L, and no more than width below it.
+# L20, measured: depth pays above ln d_x = INTERCEPT + SLOPE L, and below it no more than width.
 INTERCEPT, SLOPE = 5.039, 0.0555
-FIT_DEPTHS, FIT_WIDTHS = (6, 48), (44, 2832)  # of the networks it was fitted to: L20, table 1 of D
+FIT_DEPTHS, FIT_WIDTHS = (6, 48), (44, 2832)  # of the fitted networks: L20, table 1 of D
 FIT_RANGE = "depths {} to {} and widths {} to {:,}".format(*FIT_DEPTHS, *FIT_WIDTHS)
-LEAST_WIDTH = math.exp(INTERCEPT)  # 154: below it the border has no depth
+LEAST_WIDTH = math.exp(INTERCEPT)  # 154: below this width the border has no depth
 NEAR = 1.1  # a depth within this factor of the border counts as on it: our choice
 MOST_PARAMS = 1e18
-HEAD_DIM = 64  # where none is asked for
+HEAD_DIM = 64  # the default
 
 
 @dataclasses.dataclass(frozen=True)
 class Shape:
-    """A network as far as the theory looks at it; parameters leave out biases, norms, positions."""
+    """What the theory needs to know of a network; parameters exclude biases, norms, positions."""
 
     depth: int  # L
     width: int  # d_x
     heads: int  # H
     head_dim: int  # d_a
     mlp_dim: int  # 0: no feed-forward layers
-    # V; of a convolution, how many numbers it reads for a position (W21, eq. 4). None: unknown.
+    # V; for a convolution, how many numbers it reads per position (W21, eq. 4). None: unknown.
     vocab: int | None = None
     rank: int | None = None  # of an embedding factored V x r, r x d_x; None: full
-    head_vocab: int = 0  # tokens of an output head with a matrix of its own
+    head_vocab: int = 0  # tokens of an output head with its own matrix
     decoder_depth: int = 0  # layers of a second stack, which also attends to the first
     shared: bool = False  # all layers have the same weights
 
@@ -43,12 +43,12 @@ class Shape:
 
     @property
     def layer_parameters(self) -> int:
-        """12 d_x^2 if attention is as wide as the network and the feed-forward layer 4 times."""
+        """12 d_x^2 if attention is as wide as the network, and the feed-forward layer 4 times."""
         return 4 * self.width * self.attention_width + 2 * self.width * self.mlp_dim
 
     @property
     def budget(self) -> int:
-        """Parameters of all layers, as if each had its own."""
+        """Parameters of all layers, counting shared ones for each layer."""
         to_the_first = 4 * self.width * self.attention_width
         second = self.decoder_depth * (self.layer_parameters + to_the_first)
         return self.depth * self.layer_parameters + second
@@ -63,13 +63,13 @@ class Shape:
 
     @property
     def parameters(self) -> int:
-        """All that are stored."""
+        """All stored parameters."""
         layers = self.layer_parameters if self.shared else self.budget
         return layers + self.embedding_parameters + self.head_vocab * self.width
 
     @property
     def embedding_rank(self) -> int | None:
-        """The most that the input can have (W21, eq. 3 and 4); None: unknown."""
+        """The largest rank that the input can have (W21, eq. 3 and 4); None: unknown."""
         if self.vocab is None and self.rank is None:
             return None
         return min(limit for limit in (self.vocab, self.rank, self.width) if limit is not None)
@@ -80,17 +80,17 @@ class Verdict:
     """What the theory says about a shape."""
 
     shape: Shape
-    theory_depth: float  # L20: up to log3 d_x layers, depth is worth more than width by far
-    best_depth: float | None  # where the border has networks of this budget; None: see `unknown`
+    theory_depth: float  # L20: up to log3 d_x layers, depth is worth far more than width
+    best_depth: float | None  # of the border's network with this budget; None: see `unknown`
     best_width: float | None
     unknown: str  # why the fit says nothing about the depth
-    extrapolated: bool  # the network or its best shape lies outside of what was fitted
+    extrapolated: bool  # the network or its best shape is outside the fitted range
     rank_share: float | None  # r / d_x; below 1 a bottleneck; None: unknown
     attention_ratio: float  # H d_a / d_x; above 1 a bottleneck
 
     @property
     def depth_ratio(self) -> float | None:
-        """Depth over the border's; None: the fit says nothing."""
+        """The depth divided by the border's; None: the fit does not apply."""
         return None if self.best_depth is None else self.shape.depth / self.best_depth
 
     @property
@@ -99,7 +99,7 @@ class Verdict:
 
     @property
     def advice(self) -> str:
-        """`deeper`, `wider`, or neither: width above the rank would bring nothing (W21, 5.2)."""
+        """`deeper`, `wider`, or neither: width above the rank would gain nothing (W21, 5.2)."""
         ratio = self.depth_ratio
         if ratio is None or 1 / NEAR <= ratio <= NEAR or (ratio > 1 and self.low_rank):
             return ""
@@ -107,7 +107,7 @@ class Verdict:
 
 
 def judge(shape: Shape) -> Verdict:
-    """Compares the depth with that of the border at the same budget, and the ranks with d_x."""
+    """Compares the depth with the border's at the same budget, and the ranks with d_x."""
     unknown = _why_unknown(shape)
     depth = None if unknown else best_depth(shape.budget)
     outside = depth is not None and not (
@@ -129,13 +129,13 @@ def judge(shape: Shape) -> Verdict:
 
 def _why_unknown(shape: Shape) -> str:
     if not shape.mlp_dim:
-        return "the fit is of networks with feed-forward layers, and this one has none"
+        return "the fit is for networks with feed-forward layers, and this one has none"
     if shape.decoder_depth:
-        return "the fit is of networks with one stack of layers, and this one has two"
+        return "the fit is for networks with one stack of layers, and this one has two"
     if border_depth(shape.width) is None:
         return (
             f"the border begins at a width of {LEAST_WIDTH:.0f}, and {shape.width} is below it; "
-            "the fit says nothing about networks so narrow"
+            "the fit does not apply to such narrow networks"
         )
     return ""
 
@@ -147,10 +147,10 @@ def recommend(
     heads: int | None = None,
     head_dim: int | None = None,
 ) -> Shape:
-    """The shape on the border with about so many parameters, those of the embedding included."""
+    """The shape on the border with about this many parameters, including the embedding."""
     attention = heads * head_dim if heads and head_dim else None
 
-    def on_border(depth: float) -> Shape:  # not yet of whole numbers
+    def on_border(depth: float) -> Shape:  # not yet whole numbers
         width = border_width(depth)
         return Shape(depth, width, 1, attention or width, 4 * width, vocab, rank)
 
@@ -190,7 +190,7 @@ def make_shape(
     heads: int | None = None,
     head_dim: int | None = None,
 ) -> Shape:
-    """The shape of a usual network; heads that are left open make attention as wide as it is."""
+    """The shape of a usual network; by default, attention is as wide as the network."""
     if heads is None and head_dim is None:
         head_dim = width if width % HEAD_DIM else HEAD_DIM
     given, other = ("heads", "head_dim") if heads else ("head_dim", "heads")
@@ -204,7 +204,7 @@ def make_shape(
 
 
 def shape_of(config: ModelConfig) -> Shape:
-    """The shape of a network of ours."""
+    """The shape of one of our networks."""
     analysed = isinstance(config, LinearAttentionConfig)
     convolution = analysed and config.embedding == "convolution"
     return Shape(
@@ -220,12 +220,12 @@ def shape_of(config: ModelConfig) -> Shape:
 
 
 def border_width(depth: float) -> float:
-    """The width from which on a network of this depth would be better deeper."""
+    """The width above which a network of this depth would be better deeper."""
     return math.exp(INTERCEPT + SLOPE * depth)
 
 
 def border_depth(width: float) -> float | None:
-    """The depth at which the border has this width; None: no depth has one so small."""
+    """The depth at which the border has this width; None: it is too small."""
     depth = (math.log(width) - INTERCEPT) / SLOPE
     return depth if depth > 0 else None
 
@@ -236,11 +236,11 @@ def best_depth(budget: float) -> float:
 
 
 def _where(rising: Callable[[float], float], value: float) -> float:
-    """The depth at which a function that rises with it has this value."""
+    """The depth at which a rising function has this value."""
     low, high = 0.0, 1.0
     while rising(high) < value:
         high *= 2
-    for _ in range(64):  # as exact as a float is
+    for _ in range(64):  # to the precision of a float
         middle = (low + high) / 2
         low, high = (middle, high) if rising(middle) < value else (low, middle)
     return high

@@ -1,4 +1,4 @@
-"""Two sentences for a network: both in its input, or the first in weights that read the second.
+"""Two sentences for a network: both in its input, or the first in the weights that read the second.
 
 Levine et al. 2022, eq. 4 and 5, with the sentence association of eq. 8: every token's embedding is
 multiplied by a (first sentence) or b (second). Both are functions of (a, b); their separation rank
@@ -24,10 +24,10 @@ WEIGHTS = ("normal", "positive", "whole")
 def analysed_network(
     config: LinearAttentionConfig, seed: int = 0, weights: str = "normal"
 ) -> LinearAttention:
-    """A random network in float64, of weights that are
+    """A random network in float64, with weights that are
 
     - `normal`, of a size that keeps the sums of a layer near 1;
-    - `positive`, as theorem 1 assumes: uniform from 0.5 to 1.5 times such a size;
+    - `positive`, as theorem 1 assumes: uniform from 0.5 to 1.5 times that size;
     - `whole` numbers from -3 to 3 without 0, for `exact_rank`.
     """
     if config.dtype != "float64":
@@ -40,7 +40,7 @@ def analysed_network(
     def draw(path: tuple, variable: nnx.Variable) -> nnx.Variable:
         size = _size(path[-1], config)
         if weights == "positive":
-            # Positive terms all add up: a sum of n is n times one of them, not sqrt(n) times.
+            # Positive terms do not cancel: a sum of n is n times one of them, not sqrt(n) times.
             drawn = rng.uniform(0.5, 1.5, variable.shape) * size**2
         elif weights == "whole":
             drawn = rng.choice([-3.0, -2.0, -1.0, 1.0, 2.0, 3.0], variable.shape)
@@ -53,13 +53,13 @@ def analysed_network(
 
 
 def balance(model: LinearAttention, tokens: Sequence[int]) -> LinearAttention:
-    """The same network, every layer's output scaled to a root mean square of 1 on a sentence.
+    """The same network with every layer's output scaled to a root mean square of 1 on a sentence.
 
-    A layer is cubic: unscaled, a deep network's output is either next to nothing or beyond float64,
-    and so is its gradient. No rank in context depends on the scale.
+    A layer is cubic: unscaled, the output and gradient of a deep network are either almost zero or
+    beyond float64. No rank in context depends on the scale.
     """
     if model.config.residual:
-        raise ValueError("a residual network is not scaled by its layers' outputs")
+        raise ValueError("a residual network cannot be scaled by its layers' outputs")
     x_BTD = model.embedding(np.array([list(tokens)]))
     for block in model.blocks:
         y_BTD = block(x_BTD, locate(x_BTD.shape[1], None))
@@ -72,7 +72,7 @@ def balance(model: LinearAttention, tokens: Sequence[int]) -> LinearAttention:
 def in_context(
     model: LinearAttention, first: Sequence[int], second: Sequence[int], entry: int = 0
 ) -> Callable[[jax.Array, jax.Array], jax.Array]:
-    """(a, b) -> the entry of the last token's vector, both sentences in the input (eq. 4)."""
+    """(a, b) -> an entry of the last token's vector, with both sentences in the input (eq. 4)."""
     tokens = np.array([[*first, *second]])
     sentence = np.array([[1] * len(first) + [2] * len(second)])
 
@@ -111,9 +111,9 @@ def gradient_step(
     a_D: jax.Array,
     clip: float | None = None,
 ) -> nnx.State:
-    """All weights, the vocabulary's among them, after one step of the language-model loss.
+    """All weights, including the vocabulary, after one step on the language-model loss.
 
-    `clip`: no gradient is longer than so many times its weights. Theorem 1 bounds weights and
+    `clip`: no gradient is longer than this many times its weights. Theorem 1 bounds weights and
     gradients by the same number; unclipped, a gradient of degree 3^L soon drowns the weights.
     """
 
@@ -127,9 +127,9 @@ def gradient_step(
 
 
 def loss_gradient(model: LinearAttention, first: Sequence[int], a_D: jax.Array) -> nnx.State:
-    """dL(S_1; a)/dtheta: L is the negative log-likelihood of every following word of S_1."""
+    """dL(S_1; a)/dtheta, where L is the negative log-likelihood of each next word of S_1."""
     if len(first) < 2:
-        raise ValueError(f"a sentence has a next word from 2 words up, got {len(first)}")
+        raise ValueError(f"a sentence needs at least 2 words to have a next word, got {len(first)}")
     tokens = np.array([list(first)])
     graphdef, weights = nnx.split(model)
 
@@ -168,7 +168,7 @@ def over_partition(
 
 
 def _size(name: str, config: LinearAttentionConfig) -> float:
-    """The deviation of a parameter, as `LinearAttention` draws it itself."""
+    """The standard deviation that `LinearAttention` uses for a parameter."""
     width, heads, size = config.embed_dim, config.num_heads, head_dim(config)
     return {
         "query": width**-0.5 * size**-0.25,

@@ -1,10 +1,10 @@
 """How much a function of two sets of variables mixes them: its separation rank, on a grid.
 
-The separation rank (Levine et al. 2022, eq. 6) is the fewest products g(A) g'(B) that sum up to
-y(A, B). On a grid, y is a matrix: a row for each point of A, a column for each of B. Its rank never
-exceeds the separation rank (Levine et al. 2020, claim 1), and reaches it where there are enough
-points in general position. `epsilon_rank.py` has the rank up to an error, `exact_rank.py` the
-separation rank itself, for tiny networks.
+The separation rank (Levine et al. 2022, eq. 6) is the smallest number of products g(A) g'(B) that
+sum to y(A, B). On a grid, y is a matrix with a row for each point of A and a column for each of B.
+Its rank never exceeds the separation rank (Levine et al. 2020, claim 1), and reaches it if there
+are enough points in general position. `epsilon_rank.py` has the rank up to an error,
+`exact_rank.py` the separation rank itself, for tiny networks.
 """
 
 from collections.abc import Callable, Sequence
@@ -19,10 +19,10 @@ _ROWS_AT_ONCE = 32
 
 
 class NumericalRank(NamedTuple):
-    """How many singular values are above the tolerance, and how sure that is."""
+    """How many singular values are above the tolerance, and how clearly."""
 
     rank: int
-    gap: float  # the last singular value that counts, over the first that does not; inf: none left
+    gap: float  # the last singular value that counts over the first that does not; inf: all count
     tolerance: float  # of the equilibrated matrix
     singular_values: np.ndarray  # of the equilibrated matrix, largest first
 
@@ -30,8 +30,8 @@ class NumericalRank(NamedTuple):
 def grid_matrix(function: Callable, rows, columns) -> np.ndarray:
     """function(row, column) for every pair, in float64.
 
-    `rows` and `columns` are arrays of points, or trees of them. What depends on the row alone, as a
-    gradient step on the first sentence does, is computed once a row.
+    `rows` and `columns` are arrays of points, or trees of them. What depends only on the row, such
+    as a gradient step on the first sentence, is computed once per row.
     """
     with jax.enable_x64(True):
 
@@ -47,7 +47,7 @@ def grid_matrix(function: Callable, rows, columns) -> np.ndarray:
 
 
 def grid_tensor(function: Callable, templates, order: int) -> np.ndarray:
-    """function(x_1, ..., x_order) with every x_i one of the templates: an axis for each variable.
+    """function(x_1, ..., x_order) for all x_i among the templates, with an axis for each variable.
 
     The function takes one array (order, ...); Levine et al. 2020, B.1.2.
     """
@@ -61,7 +61,7 @@ def grid_tensor(function: Callable, templates, order: int) -> np.ndarray:
 
 
 def matricise(tensor: np.ndarray, rows: Sequence[int]) -> np.ndarray:
-    """The tensor as a matrix: the axes `rows` against all others, both in rising order."""
+    """The tensor as a matrix: the axes `rows` against all others, both in ascending order."""
     rows = sorted(rows)
     if not rows or len(set(rows)) != len(rows) or not set(rows) < set(range(tensor.ndim)):
         raise ValueError(
@@ -75,10 +75,10 @@ def matricise(tensor: np.ndarray, rows: Sequence[int]) -> np.ndarray:
 def numerical_rank(matrix: np.ndarray) -> NumericalRank:
     """The rank of a float64 matrix whose entries are exact up to rounding.
 
-    Rows and columns are first scaled to like size (`equilibrate`), which leaves the rank as it is.
-    A singular value counts if it is above 4 max(m, n) 2^-52 of the largest: what errors of 4 units
-    in the last place of every entry can come to. A `gap` near 1 says that the values fall
-    off smoothly through the tolerance: the rank is then what float64 can see, no more.
+    Rows and columns are first scaled to similar size (`equilibrate`), which keeps the rank.
+    A singular value counts if it is above 4 max(m, n) 2^-52 of the largest, which is how much
+    errors of 4 units in the last place of every entry can add up to. A `gap` near 1 means that the
+    values fall smoothly through the tolerance: the rank is then only what float64 can resolve.
     """
     matrix = check_matrix(matrix)
     values = np.linalg.svd(equilibrate(matrix), compute_uv=False)
@@ -90,7 +90,7 @@ def numerical_rank(matrix: np.ndarray) -> NumericalRank:
 
 
 def equilibrate(matrix: np.ndarray, sweeps: int = 50) -> np.ndarray:
-    """Rows and columns times positive numbers, so that in each the entries' sizes sum up alike.
+    """Scales rows and columns by positive numbers so that the sums of absolute values are alike.
 
     Neither rank nor relative errors of entries change (Sinkhorn's scaling of |matrix|).
     """
@@ -104,10 +104,10 @@ def equilibrate(matrix: np.ndarray, sweeps: int = 50) -> np.ndarray:
 
 
 def check_matrix(matrix: np.ndarray) -> np.ndarray:
-    """The matrix as float64; stops on what no rank can be taken of."""
+    """The matrix as float64; stops if it has no meaningful rank."""
     matrix = np.asarray(matrix, np.float64)
     if matrix.ndim != 2 or matrix.size == 0:
-        raise ValueError(f"a rank is that of a matrix with rows and columns, got {matrix.shape}")
+        raise ValueError(f"expected a matrix with rows and columns, got {matrix.shape}")
     if not np.isfinite(matrix).all():
         wrong = tuple(int(place) for place in np.argwhere(~np.isfinite(matrix))[0])
         raise ValueError(

@@ -1,1 +1,1 @@
-"""What a step would cost on TPUs that are not there."""
+"""TPUs: the table of chips, and what a step would cost on chips that you do not have."""

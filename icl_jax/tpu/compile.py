@@ -8,12 +8,10 @@ Environment: LIBTPU_INIT_ARGS, flags of the TPU compiler to try.
 from collections.abc import Callable
 import importlib.util
 import json
-import math
 import os
 from pathlib import Path
 import re
 import time
-from typing import NamedTuple
 
 from absl import flags
 import jax
@@ -26,31 +24,14 @@ from icl_jax.config import ConfigError, ExperimentConfig
 from icl_jax.config.tree import validate
 from icl_jax.models import abstract
 from icl_jax.sharding import make_mesh
+from icl_jax.tpu.chips import Chip, chip_of_kind, num_chips, tpus
 from icl_jax.tpu.program import COLLECTIVES, Cost, program_cost
 from icl_jax.training.checks import batch_problems
-from icl_jax.training.hardware import CHIPS, Chip
 from icl_jax.training.metrics import flops_per_token
 from icl_jax.training.optimizer import learning_rate, make_optimizer
 from icl_jax.training.train_state import compile_train_step
 
 GB = 2**30
-
-
-class Generation(NamedTuple):
-    """Chips of one make: how libtpu is asked for them, and how their network is built."""
-
-    dimensions: int
-    ring: int  # along an axis of a multiple of this many chips the network closes to a ring
-    options: dict[str, str]  # of the topology
-
-
-# On Cloud TPU the two cores of a v4 or v5p chip are one device.
-GENERATIONS = {
-    "v4": Generation(3, 4, {"chip_config_name": "megacore"}),
-    "v5e": Generation(2, 16, {}),
-    "v5p": Generation(3, 4, {"chip_config_name": "megacore"}),
-    "v6e": Generation(2, 16, {}),
-}
 
 
 class DoesNotFitError(Exception):
@@ -87,7 +68,7 @@ def measure_program(
     compile_step: Callable[[], jax.stages.Compiled],
     mesh: Mesh,  # of the chips of `topology`
     topology: str,
-    model_flops: float,  # that all chips together are there for
+    model_flops: float,  # of the model alone, on all chips together
     hlo_path: str | None = None,
 ) -> dict:
     """Compiles any step; its memory, work and times, per chip."""
@@ -101,8 +82,8 @@ def measure_program(
     seconds = time.perf_counter() - start
     if hlo_path:
         Path(hlo_path).write_text(compiled.as_text())
-    generation, chip = GENERATIONS[topology.partition(":")[0]], CHIPS[device.device_kind]
-    cost = program_cost(compiled.as_text(), mesh.size)
+    chip = chip_of_kind(device.device_kind)
+    cost = program_cost(compiled.as_text(), mesh.size, chip.kernel_cycles)
     return {
         "topology": topology,
         "device_kind": device.device_kind,
@@ -110,18 +91,18 @@ def measure_program(
         "compile_seconds": seconds,
         "memory": _memory(compiled.memory_analysis(), available),
         "flops_with_loops_once": compiled.cost_analysis()["flops"],
-        **estimate(model_flops / mesh.size, mesh, cost, chip, generation),
+        **estimate(model_flops / mesh.size, mesh, cost, chip),
     }
 
 
 def topology_devices(topology: str) -> list[jax.Device]:
     """The chips of a topology such as v5e:4x4."""
     generation, _, sizes = topology.partition(":")
-    known = GENERATIONS.get(generation)
+    known = tpus().get(generation)
     if known is None or not re.fullmatch(r"\d+(x\d+)*", sizes):
         raise ConfigError(
             f"expected --topology=NAME:SIZES such as v5e:4x4 or v4:2x2x2, with a NAME among "
-            f"{', '.join(GENERATIONS)}, got '{topology}'"
+            f"{', '.join(tpus())}, got '{topology}'"
         )
     if sizes.count("x") + 1 != known.dimensions:
         raise ConfigError(
@@ -130,14 +111,15 @@ def topology_devices(topology: str) -> list[jax.Device]:
         )
     if importlib.util.find_spec("libtpu") is None:
         raise ConfigError("the TPU compiler, libtpu, is not installed; pip install '.[tpu]'")
-    # Look for no TPU, and let other processes compile too. The type only has to be a known one.
+    # Do not look for a TPU, and let other processes compile too. Any known type will do.
     os.environ |= {
         "TPU_SKIP_MDS_QUERY": "1", "TPU_WORKER_HOSTNAMES": "localhost",
         "TPU_ACCELERATOR_TYPE": "v5litepod-16", "ALLOW_MULTIPLE_LIBTPU_LOAD": "1",
     }  # fmt: skip
     jax.config.update("jax_platforms", "cpu")
-    # A host has 2 x 2 chips, or all of a smaller slice.
-    host = [min(2, int(size)) for size in sizes.split("x")[:2]] + [1]
+    # A host has as many chips as the table says, or all of a smaller slice.
+    slice_sizes = [*map(int, sizes.split("x")), *[1] * (len(known.host) - known.dimensions)]
+    host = [min(pair) for pair in zip(known.host, slice_sizes)]
     options = {"chips_per_host_bounds": host, **known.options}
     try:
         return topologies.get_topology_desc(topology, platform="tpu", **options).devices
@@ -145,13 +127,8 @@ def topology_devices(topology: str) -> list[jax.Device]:
         raise ConfigError(f"--topology={topology}: {str(error).splitlines()[0]}") from error
 
 
-def num_chips(topology: str) -> int:
-    """Of a topology such as v5e:4x4."""
-    return math.prod(map(int, topology.partition(":")[2].split("x")))
-
-
 def memory_limit(device: jax.Device) -> float:
-    """Bytes that the compiler may use on a chip: it tells when asked for far too many."""
+    """Bytes that the compiler may use on a chip: its error says so when asked for far too many."""
     huge = jax.ShapeDtypeStruct((2**40,), jnp.float32, sharding=SingleDeviceSharding(device))
     try:
         jax.jit(lambda x: x + 1).lower(huge).compile()
@@ -183,14 +160,12 @@ def _memory(stats, available: float) -> dict[str, float]:
     return {**held, "total": sum(held.values()), "available": available}
 
 
-def estimate(
-    model_flops: float, mesh: Mesh, cost: Cost, chip: Chip, generation: Generation
-) -> dict:
-    """Seconds of a step, and the share of the chip's flops that the model gets, by each bound."""
+def estimate(model_flops: float, mesh: Mesh, cost: Cost, chip: Chip) -> dict:
+    """Seconds of a step by each bound, and the share of the chip's flops that the model uses."""
     places = [device.coords for device in mesh.devices.flat]
-    link = chip.link_bandwidth / (2 * generation.dimensions)
+    link = chip.link_bandwidth / (2 * chip.dimensions)
     network = sum(
-        x.sent / (link * _links([places[n] for n in x.group], places, generation.ring))
+        x.sent / (link * _links([places[n] for n in x.group], places, chip.ring))
         for x in cost.collectives
     )
     compute, memory = cost.flops / chip.flops, cost.memory_bytes / chip.memory_bandwidth
@@ -224,7 +199,7 @@ def estimate(
 
 
 def _links(group: list, everyone: list, ring: int) -> int:
-    """Links of a chip that a group can use at once in one direction."""
+    """How many links of a chip a group can use at once in one direction."""
     links = 0
     for ours, all_of_axis in zip(zip(*group), zip(*everyone)):
         length, spanned = max(all_of_axis) + 1, len(set(ours))
@@ -266,17 +241,17 @@ def table(numbers: dict) -> str:
 
 ASSUMPTIONS = """\
 Compiled flops (matrix products only), traffic, cycles and collectives are summed over the compiled
-program, a loop's body as often as it runs ({unknown_loops} loops of unknown length: once); the
-compiler's own total, flops with loops once, counts every body once. Sent: ring algorithm, over one
-link for each dimension of the network that the group spans, two where the dimension is a ring.
-Times of products, memory and links are at the makers' peak rates; vector work is in the cycles
-only. Cycles are the compiler's guess for each operation but collectives and attention kernels, of
-which it tells nothing: their flops and traffic are counted by their blocks, and their cycles are
-as many for each score as its schedules for v5e have."""
+program, with a loop's body counted as often as it runs ({unknown_loops} loops of unknown length:
+once); the compiler's own total, flops with loops once, counts every body once. Sent: ring
+algorithm, over one link for each dimension of the network that the group spans, two if the
+dimension is a ring. Times of products, memory and links assume the published peak rates; vector
+work is in the cycles only. Cycles are the compiler's estimate for every operation except
+collectives and attention kernels, for which it reports none: the flops and traffic of kernels are
+counted by their blocks, and their cycles per score are those of its schedules for v5e."""
 
 
 def advice(config: ExperimentConfig, chips: int) -> str:
-    """What this config could change to need less memory."""
+    """What to change in this config so that it needs less memory."""
     parts, options = config.training.accumulate, []
     if config.model.remat != "full":
         options.append("--config.model.remat=full")
@@ -291,7 +266,7 @@ def advice(config: ExperimentConfig, chips: int) -> str:
 
 @command(
     ConfigFile("a file of configs/; --config.FIELD=value overrides any field", required=True),
-    Flag("topology=NAME:SIZES", f"the slice; NAME is one of {', '.join(GENERATIONS)}",
+    Flag("topology=NAME:SIZES", f"the slice; NAME is one of {', '.join(tpus())}",
          default="v5e:4x4"),
     Flag("hlo=FILE", "a file to write the compiled program to"),
 )  # fmt: skip

@@ -1,21 +1,19 @@
-"""What the splash attention kernels of a compiled program cost: the compiler says nothing of them.
+"""What the splash attention kernels of a compiled program cost; the compiler does not say.
 
-A kernel goes over blocks of queries and keys. Of one side (`fwd`, `dq`: queries; `dkv`: keys) it
-keeps a block while it reads, one after the other, the blocks of the other side that it meets.
+A kernel iterates over blocks of queries and keys. It keeps a block of one side (`fwd`, `dq`:
+queries; `dkv`: keys) while it reads, one by one, the blocks of the other side that meet it.
 """
 
+from collections.abc import Mapping
 import math
 import re
 from typing import NamedTuple
 
 PRODUCTS = {"fwd": 2, "dq": 3, "dkv": 4}  # matrix products for each pair of blocks
-# (cycles of a step, and for each score in it): through blocks of 512 and of 1,024 tokens of heads
-# of 64 in the schedules that libtpu wrote for v5e (docs/tpu_sharding.md).
-CYCLES = {"fwd": (757, 5.70e-3), "dq": (504, 5.83e-3), "dkv": (838, 7.57e-3)}
 
 
 class Kernel(NamedTuple):
-    """One call of a kernel, as its name, its operands and the notes of its maker tell."""
+    """One call of a kernel, read from its name, its operands and its metadata."""
 
     phase: str
     rows: int
@@ -23,7 +21,7 @@ class Kernel(NamedTuple):
     head_dim: int
     block: dict[str, int]  # tokens of a block, of queries "q" and of keys "k"
     count: dict[str, int]  # blocks of a row
-    pairs: int  # of blocks that meet, in a row and head
+    pairs: int  # blocks that meet, in a row and head
     roles: list[str]  # of the operands
 
     @property
@@ -36,7 +34,7 @@ class Kernel(NamedTuple):
 
 
 def read_kernel(line: str, shapes: list[str]) -> Kernel | None:
-    """The kernel that an instruction calls on operands of these shapes; None: it calls none."""
+    """The kernel that an instruction calls with operands of these shapes; None: it calls none."""
     called = re.search(r'op_name="[^"]*/splash_mha_(fwd|dq|dkv)(_segmented)?\w*/pallas_call"', line)
     if called is None or '"tpu_custom_call"' not in line:
         return None
@@ -54,31 +52,31 @@ def read_kernel(line: str, shapes: list[str]) -> Kernel | None:
     roles += ["q_group", "k_group"] if segmented else []
     roles += [] if phase == "fwd" else ["log_sum", "d_out", "d_sum"]
     pairs = count["q"] * count["k"]
-    if len(shapes) > len(roles):  # only a causal kernel is given the places of its queries
+    if len(shapes) > len(roles):  # only a causal kernel gets the places of its queries
         roles.append("index")
         pairs = sum(-(-end // block["k"]) for end in range(block["q"], length + 1, block["q"]))
     return Kernel(phase, math.prod(rows), heads, head_dim, block, count, pairs, roles)
 
 
 def kernel_flops(kernel: Kernel) -> float:
-    """Flops of its matrix products, masked scores of a block included."""
+    """Flops of its matrix products, including the masked scores of a block."""
     return 2.0 * PRODUCTS[kernel.phase] * kernel.steps * kernel.scores * kernel.head_dim
 
 
-def kernel_cycles(kernel: Kernel) -> float:
-    """Cycles of all its steps, if memory keeps up."""
-    step, score = CYCLES[kernel.phase]
+def kernel_cycles(kernel: Kernel, chip_cycles: Mapping[str, tuple[float, float]]) -> float:
+    """Cycles of all its steps, assuming that memory keeps up."""
+    step, score = chip_cycles[kernel.phase]
     return kernel.steps * (step + score * kernel.scores)
 
 
 def kernel_reads(kernel: Kernel, sizes: list[float]) -> float:
-    """Bytes that it reads of operands of so many bytes in HBM; a block that is kept, once."""
+    """Bytes that it reads from operands of these sizes in HBM; a block that stays counts once."""
     total, kept = 0.0, "k" if kernel.phase == "dkv" else "q"
     for role, size in zip(kernel.roles, sizes, strict=True):
         side = "k" if role in ("k", "v", "k_group") else "q"
         times = 1.0 if side == kept or role == "mask" else kernel.pairs / kernel.count[side]
-        # What all heads share is read anew for each, unless its one block stays; keys' blocks are
-        # the outermost loop of dkv.
+        # What all heads share is read again for each head, unless it is a single block that stays;
+        # blocks of keys are the outermost loop of dkv.
         outermost = kernel.phase == "dkv" and side == "k"
         if role in ("q_group", "k_group", "index") and kernel.count[side] > 1 and not outermost:
             times *= kernel.heads * (kernel.rows if role == "index" else 1)

@@ -1,6 +1,6 @@
 """Reads a program compiled for a TPU: what one chip computes, moves in memory and sends."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 import math
 import re
 import textwrap
@@ -8,6 +8,7 @@ from typing import NamedTuple
 
 import numpy as np
 
+from icl_jax.tpu.chips import KERNEL_CYCLES
 from icl_jax.tpu.kernels import (
     Kernel,
     kernel_cycles,
@@ -24,12 +25,12 @@ NO_TRAFFIC = (
 
 
 class Collective(NamedTuple):
-    """One collective of the program, with all the times that it runs in a step."""
+    """One collective of the program; totals over all its runs in a step."""
 
     kind: str
-    sent: float  # bytes, by one chip in all
+    sent: float  # bytes, in total by one chip
     times: int
-    group: tuple[int, ...]  # places in the mesh of the chips that take part together
+    group: tuple[int, ...]  # places in the mesh of the chips that take part
     shape: str
     place: str  # where in the model it comes from
 
@@ -39,9 +40,9 @@ class Cost(NamedTuple):
 
     flops: float  # of matrix products
     memory_bytes: float  # read from HBM and written to it
-    cycles: float  # as the compiler expects, collectives apart; of kernels our own estimate
+    cycles: float  # the compiler's estimate, without collectives; for kernels our own
     collectives: list[Collective]
-    unknown_loops: int  # that end by their data: counted once
+    unknown_loops: int  # loops that end by their data: counted once
 
 
 class Instruction(NamedTuple):
@@ -81,7 +82,7 @@ def parse_program(text: str) -> Program:
 def walk(
     program: Program, name: str = "", times: int = 1, fused: bool = False
 ) -> Iterator[tuple[Instruction, Computation, str, int, bool]]:
-    """Each instruction that runs, its computation and its name, how often, and if in a fusion."""
+    """Each instruction that runs, its computation, that one's name, how often, whether fused."""
     for instruction in program[name].values():
         yield instruction, program[name], name, times, fused
         if instruction.opcode == "while":
@@ -95,7 +96,7 @@ def walk(
 
 
 def trip_count(program: Program, around: Computation, loop: Instruction) -> int | None:
-    """How often a loop `i = first; while (i < last) i += step` runs; None: its data decide."""
+    """How often a loop `i = first; while (i < last) i += step` runs; None: it ends by its data."""
     if found := re.search(r'known_trip_count":\{"n":"(\d+)"', loop.line):
         return int(found[1])
     condition = program[loop.attribute("condition")]
@@ -124,8 +125,10 @@ def _root(computation: Computation) -> Instruction:
     return next(x for x in computation.values() if x.line.lstrip().startswith("ROOT"))
 
 
-def program_cost(text: str, chips: int) -> Cost:
-    """Adds up a compiled program."""
+def program_cost(
+    text: str, chips: int, chip_cycles: Mapping[str, tuple[float, float]] = KERNEL_CYCLES
+) -> Cost:
+    """Adds up a compiled program; `chip_cycles` are those of attention kernels on its chip."""
     program = parse_program(text)
     flops = memory_bytes = cycles = 0.0
     unknown = 0
@@ -138,7 +141,7 @@ def program_cost(text: str, chips: int) -> Cost:
         cycles += times * int(found[1]) if found else 0
         if kernel := called_kernel(computation, instruction):
             flops += times * kernel_flops(kernel)
-            cycles += times * kernel_cycles(kernel)
+            cycles += times * kernel_cycles(kernel, chip_cycles)
         loop = instruction.opcode == "while"
         unknown += loop and trip_count(program, computation, instruction) is None
     return Cost(flops, memory_bytes, cycles, collectives(program, chips), unknown)
@@ -152,7 +155,7 @@ def called_kernel(computation: Computation, instruction: Instruction) -> Kernel 
 
 
 def collectives(program: Program, chips: int) -> list[Collective]:
-    """Every collective of the program; what is started and ended apart counts once."""
+    """Every collective of the program; one with separate start and end counts once."""
     found: dict[tuple[str, str], Collective] = {}
     for instruction, computation, name, times, _ in walk(program):
         kind = instruction.opcode.removesuffix("-start")
@@ -161,7 +164,7 @@ def collectives(program: Program, chips: int) -> list[Collective]:
         group = replica_group(instruction.line, chips)
         size = sum(shape_bytes(computation[x].shape) for x in instruction.operands)
         if name.startswith("all-reduce-scatter"):
-            kind = "reduce-scatter"  # the TPU compiler fuses it of an all-reduce and a slice
+            kind = "reduce-scatter"  # the TPU compiler fuses an all-reduce and a slice
         share = (len(group) - 1) / len(group)
         factor = {"all-gather": len(group) * share, "all-reduce": 2 * share}
         factor["collective-permute"] = 1.0
@@ -169,9 +172,9 @@ def collectives(program: Program, chips: int) -> list[Collective]:
         place = re.search(r'op_name="(.*?)"', instruction.line)
         shape = textwrap.shorten(re.sub(r"\{.*?\}", "", instruction.shape), 80)
         entry = Collective(kind, sent, times, group, shape, place[1] if place else "")
-        # A chain of fusions repeats an asynchronous collective, also in loops that it outlasts.
+        # A chain of fusions repeats an asynchronous collective, even in loops inside the chain.
         chained = "async_collective_fusion_config" in instruction.line
-        # Inside shard_map, others may have the same channel.
+        # Inside shard_map, several collectives may share a channel.
         channel = instruction.attribute("channel_id") or instruction.name
         key = ("", channel) if chained else (name, instruction.name)
         found[key] = min(entry, found.get(key, entry), key=lambda x: x.times)
@@ -179,7 +182,7 @@ def collectives(program: Program, chips: int) -> list[Collective]:
 
 
 def replica_group(line: str, chips: int) -> tuple[int, ...]:
-    """The places of the chips that take part with the first one; of a permutation, of all."""
+    """The places of the chips in the first one's group; for a permutation, of all chips."""
     if found := re.search(r"source_target_pairs=\{(.*?)\}\}", line):
         return tuple(sorted({int(x) for x in re.findall(r"\d+", found[1])}))
     if found := re.search(r"replica_groups=\{\{([\d,]+)\}", line):
@@ -196,10 +199,10 @@ def replica_group(line: str, chips: int) -> tuple[int, ...]:
 
 
 def shape_bytes(shape: str, *, memory: bool = False) -> float:
-    """Bytes of all arrays of a shape; `memory`: of those in HBM only, as the tiles pad them."""
+    """Bytes of all arrays of a shape; `memory`: only of those in HBM, padded to tiles."""
     total = 0.0
     for dtype, sizes, layout in re.findall(r"([a-z]+\d*\w*)\[([\d,]*)\](?:\{(.*?)\})?", shape):
-        if memory and "S(" in layout:  # in the chip's own, faster memory
+        if memory and "S(" in layout:  # in on-chip memory
             continue
         dims = [int(size) for size in sizes.split(",") if size]
         tile = re.search(r"^([\d,]+):T\(([\d,]+)\)", layout)
@@ -241,12 +244,12 @@ def _window_pairs(options: dict[str, str], left: int, right: int, out: int) -> i
 
 
 def memory_traffic(program: Program, scope: Computation, instruction: Instruction) -> float:
-    """Bytes that an instruction outside of fusions reads from HBM and writes to it."""
+    """Bytes that an unfused instruction reads from and writes to HBM."""
     opcode = instruction.opcode
     if opcode in NO_TRAFFIC or opcode.endswith("-done"):
         return 0.0
     arrays = re.findall(r"[a-z]+\d*\w*\[[\d,]*\](?:\{.*?\})?", instruction.shape)
-    if opcode.endswith("-start"):  # gives (to, from) for a copy, (from, to) for a collective
+    if opcode.endswith("-start"):  # returns (to, from) for a copy, (from, to) for a collective
         target = arrays[0 if opcode in ("copy-start", "slice-start") else min(1, len(arrays) - 1)]
         source = shape_bytes(scope[instruction.operands[0]].shape, memory=True)
         return min(source, shape_bytes(target)) + shape_bytes(target, memory=True)
@@ -265,7 +268,7 @@ def memory_traffic(program: Program, scope: Computation, instruction: Instructio
 
 
 def _read_of(program: Program, fused: Computation, n: int) -> float:
-    """Bytes that a fusion reads of its n-th operand."""
+    """Bytes that a fusion reads from its n-th operand."""
     operand = next(x for x in fused.values() if x.opcode == "parameter" and x.operands == [str(n)])
     users = [x for x in fused.values() if operand.name in x.operands]
     read = sum(_read_by(program, fused, user, operand.name) for user in users)
@@ -273,7 +276,7 @@ def _read_of(program: Program, fused: Computation, n: int) -> float:
 
 
 def _read_by(program: Program, scope: Computation, user: Instruction, name: str) -> float:
-    """Bytes that `user` reads of the array `name`: of one that it cuts, the cut."""
+    """Bytes that `user` reads from the array `name`: if it takes a slice, the slice."""
     whole, place = shape_bytes(scope[name].shape, memory=True), user.operands.index(name)
     if whole == 0 or user.opcode == "tuple":
         return 0.0
@@ -288,7 +291,7 @@ def _read_by(program: Program, scope: Computation, user: Instruction, name: str)
 
 
 def _written(scope: Computation, part: Instruction, array: str) -> float:
-    """Bytes that one output takes: of an array that is changed in place, the change."""
+    """Bytes that one output writes: if an array is updated in place, the update."""
     whole = shape_bytes(array, memory=True)
     while part.opcode == "bitcast":
         part = scope[part.operands[0]]

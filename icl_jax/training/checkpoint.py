@@ -1,6 +1,6 @@
-"""Checkpoints by Orbax: weights, their moving average, the optimiser, the data's place, the config.
+"""Orbax checkpoints: weights, their average, the optimiser, the place in the data, the config.
 
-A checkpoint is a folder `checkpoints/<steps done>`; one that was not finished is never read.
+A checkpoint is a folder `checkpoints/<steps done>`; an unfinished one is never read.
 """
 
 from collections.abc import Iterator
@@ -23,7 +23,7 @@ from icl_jax.training.train_state import TrainState
 
 
 def open_checkpoints(workdir: epath.Path, config: TrainingConfig) -> ocp.CheckpointManager:
-    """The checkpoints of a run; saving goes on in the background."""
+    """The checkpoints of a run; they are saved in the background."""
     options = ocp.CheckpointManagerOptions(
         max_to_keep=config.keep_last,
         keep_period=config.keep_every or None,
@@ -33,7 +33,7 @@ def open_checkpoints(workdir: epath.Path, config: TrainingConfig) -> ocp.Checkpo
 
 
 def save(manager: ocp.CheckpointManager, config: ExperimentConfig, state: TrainState, batches):
-    """Starts to save; returns once the arrays are copied, so that the next step may reuse them."""
+    """Starts saving; returns once the arrays are copied, so that the next step may reuse them."""
     items = {name: ocp.args.StandardSave(tree) for name, tree in _items(state).items()}
     items["batches"] = ocp.args.JsonSave(batches.get_state())
     items["config"] = ocp.args.JsonSave(to_dict(config))
@@ -63,8 +63,8 @@ def _items(state: TrainState) -> dict:
 
 
 def find(path: str) -> tuple[epath.Path, int]:
-    """The folder of checkpoints and the step that `path` names: a workdir, or one checkpoint."""
-    folder = absolute(path)  # of "." or "200" the name tells nothing
+    """The folder of checkpoints and the step that `path`, a workdir or one checkpoint, names."""
+    folder = absolute(path)  # the name of "." or "200" alone says nothing
     if folder.name.isdigit() and folder.parent.name == "checkpoints":
         asked, folder = int(folder.name), folder.parent
         steps = [step for step in finished_steps(folder) if step == asked]
@@ -79,10 +79,10 @@ def find(path: str) -> tuple[epath.Path, int]:
 
 
 def finished_steps(folder: epath.Path) -> list[int]:
-    """The steps of the finished checkpoints in a folder, in their order.
+    """The steps of the finished checkpoints in a folder, in order.
 
-    On a disk Orbax gives a checkpoint its name when it is finished; in a bucket, where nothing can
-    be renamed at once, it then adds a file.
+    On a disk Orbax renames a checkpoint when it is finished; in a bucket, where nothing can be
+    renamed atomically, it adds a file instead.
     """
     names = [child.name for child in folder.iterdir()] if folder.exists() else []
     steps = sorted(int(name) for name in names if name.isdigit())
@@ -101,7 +101,7 @@ def read_config(path: str) -> ExperimentConfig:
 
 
 def load_model(path: str, mesh: Mesh, *, ema: bool = False, config=None) -> models.Model:
-    """The model of a run's latest checkpoint (or of the one named), on the shards of `mesh`."""
+    """The model of a run's latest checkpoint, or of the one named, on the shards of `mesh`."""
     config = read_config(path).model if config is None else config
     folder, step = find(path)
     graphdef, shapes = models.abstract(config)
@@ -126,9 +126,9 @@ def restore_from(path: str, like: TrainState) -> TrainState:
 
 @contextlib.contextmanager
 def _open_to_read(folder: epath.Path, alone: bool = False) -> Iterator[ocp.CheckpointManager]:
-    """Without Orbax's warnings that what is opened to read will only be read.
+    """Reads without Orbax's warning that a checkpoint opened for reading cannot be saved to.
 
-    `alone`: this process of a job reads, and does not wait for the others to read it too.
+    `alone`: only this process of a job reads, and does not wait for the others.
     """
     before = logging.get_verbosity()
     logging.set_verbosity(logging.ERROR)

@@ -1,4 +1,4 @@
-"""Writes the model of a run as a Hugging Face folder.
+"""Writes the model of a run as a Hugging Face folder, with its tokenizer.
 
 python -m icl_jax.training.export --run=WORKDIR --to=FOLDER [--ema]
 
@@ -7,6 +7,7 @@ Both may be URLs (gs://...).
 
 from absl import flags
 from absl import logging as absl_logging
+import jax
 
 from icl_jax.cli import Flag, command
 from icl_jax.config import ConfigError, MeshConfig, StageError
@@ -14,6 +15,7 @@ from icl_jax.files import mirror
 from icl_jax.models import huggingface
 from icl_jax.sharding import make_mesh
 from icl_jax.training import checkpoint
+from icl_jax.training.model_at import find_model, read_tokenizer
 
 
 @command(
@@ -30,13 +32,17 @@ def main(given: flags.FlagValues) -> None:
         model = checkpoint.load_model(given.run, mesh, ema=given.ema)
         mirror.pull(folder)
         huggingface.save(model, folder)
+        tokenizer = find_model(given.run).tokenizer()
+        if tokenizer is not None and jax.process_index() == 0:
+            read_tokenizer(tokenizer).save_with_model(folder)
     except StageError as error:
         raise StageError(str(error).replace(str(folder), given.to)) from None
     except ValueError as error:  # a ConfigError too
         hint = "" if isinstance(error, ConfigError) else "; train with what it can hold"
         raise ConfigError(f"{error}{hint}") from None
+    beside = "with its tokenizer" if tokenizer else "without a tokenizer: the run has no design"
     step = checkpoint.find(given.run)[1]
-    print(f"{type(model).__name__} of step {step} written to {given.to}")
+    print(f"{type(model).__name__} of step {step} written to {given.to}, {beside}")
 
 
 if __name__ == "__main__":

@@ -1,7 +1,7 @@
-"""Where the time of a run went, over all its restarts: how much of it went into steps that count.
+"""Where the time of a run went, over all its restarts, and how much went into steps that count.
 
-`goodput.json` has an entry for every checkpoint. A run that goes on from one has lost all the time
-since that entry: of the steps that must be done again, and of when nothing ran.
+`goodput.json` has an entry for every checkpoint. A run that continues from a checkpoint has lost
+all the time since that entry: steps that must be repeated, and time when nothing ran.
 """
 
 from collections.abc import Callable, Iterator
@@ -15,7 +15,7 @@ import jax
 from icl_jax.files.remote import read_text
 from icl_jax.files.step_folder import write_json
 
-# What takes time, with its name in the report; `step` is all that the others leave over.
+# What takes time, with its name in the report; `step` is everything else.
 PARTS = {
     "step": "steps",
     "start": "start",
@@ -31,15 +31,15 @@ class Goodput:
 
     def __init__(self, workdir: epath.Path, now: Callable[[], float] = time.time):
         self._file, self._now, self._noted = workdir / "goodput.json", now, now()
-        self._rest = "start"  # the part of all that is not told to be another's
+        self._rest = "start"  # the part that gets all time not counted to another
         self._seconds = dict.fromkeys(PARTS, 0.0)
         self._entries: list[dict] = []
 
-    def go_on_from(self, step: int) -> None:
-        """Takes up what the run had spent when it had done `step` steps; call it once."""
+    def continue_from(self, step: int) -> None:
+        """Restores what the run had spent by the end of step `step`; call it once."""
         held = json.loads(read_text(self._file)) if self._file.exists() else []
         self._entries = [entry for entry in held if entry["step"] <= step]
-        if not self._entries:  # what is done until the first checkpoint may be lost, too
+        if not self._entries:  # work before the first checkpoint can be lost, too
             self.note(step)
             return
         last = self._entries[-1]
@@ -49,26 +49,26 @@ class Goodput:
         self._seconds["lost"] += max(0.0, self._noted - last["time"])
 
     def begin_steps(self) -> None:
-        """Compiled and with its data at hand, the run begins to train."""
+        """Marks the end of the start: the step is compiled, the data is ready."""
         self._settle()
         self._rest = "step"
 
     @contextlib.contextmanager
     def spent_on(self, part: str) -> Iterator[None]:
-        """Counts the time of the block to `part`."""
+        """Counts the time of the block towards `part`."""
         start = self._now()
         yield
         self.add(part, self._now() - start)
 
     def add(self, part: str, seconds: float) -> None:
-        """Counts seconds that have just passed to `part`."""
+        """Counts seconds that have just passed towards `part`."""
         self._seconds[part] += seconds
         self._seconds[self._rest] -= seconds
 
     def numbers(self) -> dict[str, float]:
-        """The share of the run's time that went into steps, and the seconds of all and each part.
+        """The share of the run's time that went into steps, and seconds in total and by part.
 
-        Steps that were done again count once, the time of the others is lost.
+        Steps that were repeated count once; the time of the first try is lost.
         """
         self._settle()
         total = sum(self._seconds.values())
@@ -76,18 +76,18 @@ class Goodput:
         return {"goodput": self._seconds["step"] / max(total, 1e-9), "seconds": total, **parts}
 
     def note(self, step: int) -> None:
-        """Writes what was spent until the checkpoint of `step`; of several processes one does."""
+        """Writes what was spent until the checkpoint of `step`; only the first process writes."""
         entry = {"step": step, "time": self._now(), **self.numbers()}
         self._entries = [*(e for e in self._entries if e["step"] < step), entry]
         if jax.process_index() == 0:
             write_json(self._file, self._entries)
 
     def report(self) -> str:
-        """One line for people."""
+        """One line for the end of the run."""
         numbers = self.numbers()
         total = max(numbers["seconds"], 1e-9)
-        shares = {told: numbers[f"seconds_{name}"] / total for name, told in PARTS.items()}
-        parts = ", ".join(f"{told} {x:.1%}" for told, x in shares.items() if x >= 0.0005)
+        shares = {label: numbers[f"seconds_{name}"] / total for name, label in PARTS.items()}
+        parts = ", ".join(f"{label} {x:.1%}" for label, x in shares.items() if x >= 0.0005)
         return f"of {_duration(total)}: {parts}"
 
     def _settle(self) -> None:

@@ -1,13 +1,15 @@
 """How a run is doing: a live line, `metrics.jsonl`, and TensorBoard event files.
 
-The numbers of a step are fetched after the next step was started, so reading them costs no time.
+The numbers of a step are fetched after the next step has started, so reading them takes no time.
 """
 
+import importlib
 import json
 import math
 from pathlib import Path
 import sys
 import time
+import types
 
 from etils import epath
 import jax
@@ -15,9 +17,11 @@ from tqdm import tqdm
 
 from icl_jax.config import ExperimentConfig, StageError, head_dim, mlp_dim
 from icl_jax.files.growing import LiveFolder
-from icl_jax.training.event_files import open_board
 from icl_jax.training.goodput import Goodput
 from icl_jax.training.hardware import peak_flops
+
+# tensorboardX imports these if they are installed, which takes seconds; scalars need none of them.
+_NOT_NEEDED = ("torch", "google.cloud.storage", "boto3")
 
 
 def flops_per_token(config: ExperimentConfig) -> float:
@@ -36,7 +40,7 @@ def flops_per_token(config: ExperimentConfig) -> float:
 
 
 class MetricsLog:
-    """Takes the metrics of each step and writes those of every `log_every`-th."""
+    """Receives the metrics of each step and writes those of every `log_every`-th."""
 
     def __init__(
         self,
@@ -65,9 +69,9 @@ class MetricsLog:
         self._restart_clock()
 
     def push(self, step: int, metrics: dict[str, jax.Array], waited: float) -> None:
-        """Notes a step just started (`waited` seconds for input) and finishes the one before."""
+        """Notes a step that just started, after `waited` seconds for input; writes the previous."""
         if self._pending is None or self._pending[1]["loss"].is_ready():  # else it hid the wait
-            self._waited += waited  # before the step before is written: it was in that time
+            self._waited += waited  # before the previous step is written: it belongs to its time
             self._goodput.add("input_wait", waited)
         self.flush()
         self._pending = (step, metrics)
@@ -83,8 +87,8 @@ class MetricsLog:
         for name in ("loss", "grad_norm"):
             if not math.isfinite(values[name]):
                 raise StageError(
-                    f"{name} is {values[name]} at step {step}; the checkpoints from before it are "
-                    "kept. Lower optimizer.learning_rate or look at the batch of that step"
+                    f"{name} is {values[name]} at step {step}; earlier checkpoints are kept. Lower "
+                    "optimizer.learning_rate or look at the batch of that step"
                 )
         self.last_loss = values["loss"]
         self._tokens += values.pop("tokens")
@@ -93,7 +97,7 @@ class MetricsLog:
             self._write(step, values)
 
     def keep(self) -> None:
-        """Lets no line get lost that is older than a checkpoint."""
+        """Makes sure that no line older than a checkpoint can be lost."""
         if self._writer:
             self._board.flush()
             self._place.keep()
@@ -132,15 +136,30 @@ class MetricsLog:
 
 
 def _reopen(path: Path, last_step: int):
-    """The file, without the lines of steps that will be done again and without a broken line."""
+    """The file without the lines of steps that will be repeated and without a broken line."""
     kept = []
     for line in path.read_text().splitlines() if path.exists() else ():
         try:
             if json.loads(line)["step"] <= last_step:
                 kept.append(line + "\n")
-        except ValueError:  # the run was killed while it wrote this
+        except ValueError:  # the run was killed while writing this
             break
     partial = path.parent / f"{path.name}.partial"
     partial.write_text("".join(kept))
     partial.replace(path)
     return path.open("a")
+
+
+def open_board(folder: str, first_step: int):
+    """A writer of TensorBoard scalars; hides what an earlier run wrote from `first_step` on."""
+    return _tensorboard().SummaryWriter(folder, purge_step=first_step)
+
+
+def _tensorboard() -> types.ModuleType:
+    hidden = [name for name in _NOT_NEEDED if name not in sys.modules]
+    sys.modules.update(dict.fromkeys(hidden))  # None makes an import fail
+    try:
+        return importlib.import_module("tensorboardX")
+    finally:
+        for name in hidden:
+            del sys.modules[name]

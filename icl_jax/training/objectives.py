@@ -1,4 +1,4 @@
-"""What a model learns from a batch: which tokens it sees, which it must predict, with what weight.
+"""What a model learns from a batch: the tokens that it sees, the targets, and their weights.
 
 Shape suffixes: B batch, T time.
 """
@@ -12,7 +12,7 @@ from icl_jax.config import RobertaConfig, TrainingConfig
 
 
 class Task(NamedTuple):
-    """A batch made ready: weight 0 is a token that is not predicted."""
+    """A prepared batch; tokens of weight 0 are not predicted."""
 
     inputs_BT: jax.Array
     group_BT: jax.Array
@@ -21,7 +21,7 @@ class Task(NamedTuple):
 
 
 def next_token(tokens_BT: jax.Array, group_BT: jax.Array) -> Task:
-    """Each token predicts the one after it, inside its group; padding is no one's target."""
+    """Each token predicts the one after it in its group; padding is never a target."""
     follows_BT = jnp.roll(tokens_BT, -1, axis=1)
     same_BT = (group_BT == jnp.roll(group_BT, -1, axis=1)) & (group_BT > 0)
     last = jnp.arange(tokens_BT.shape[1]) == tokens_BT.shape[1] - 1
@@ -38,9 +38,9 @@ def masked_token(
 ) -> Task:
     """A share of the tokens is chosen and predicted: 80% hidden, 10% replaced, 10% kept.
 
-    What replaces is any id but a special one, the mask or the padding, each as likely.
+    Replacements are drawn uniformly from all ids except special ones, the mask and the padding.
 
-    `key` stands for (seed, step); each row has a key of its own, whichever device holds it.
+    `key` depends on (seed, step); each row has its own key, whichever device holds it.
     """
     special = jnp.array(config.special_token_ids, jnp.int32)
     never = {*config.special_token_ids, config.mask_token_id, model.pad_token_id}

@@ -1,4 +1,4 @@
-"""AdamW with its learning rate, clipping, and the parameters that weight decay leaves alone."""
+"""AdamW with its learning rate, clipping, and the parameters that are not decayed."""
 
 from flax import nnx
 import jax
@@ -14,7 +14,7 @@ def learning_rate(
 ) -> optax.Schedule:
     """Step -> learning rate: linear from 0, then constant, or down to `final_share` at `steps`.
 
-    The warm-up counts in epochs of that many steps, if given.
+    The warm-up counts epochs of `steps_per_epoch` steps, if given.
     """
     peak, warmup = config.learning_rate, round(config.warmup * steps_per_epoch)
     rest = max(1, steps - warmup)

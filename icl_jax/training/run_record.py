@@ -1,12 +1,11 @@
-"""Which run a workdir holds: written to `config.json`, so that a later start mixes nothing into it.
+"""Which run a workdir holds, recorded in `config.json` so that another run is not mixed into it.
 
-The model that a run started from is known by what it is, not by its path: a workdir may be moved.
+The model that a run started from is identified by its content, not its path: workdirs may be moved.
 """
 
 import dataclasses
 import json
 import math
-from pathlib import Path
 
 from etils import epath
 import jax
@@ -14,26 +13,26 @@ from jax.sharding import Mesh
 
 from icl_jax.config import ConfigError, ExperimentConfig, StageError
 from icl_jax.config.tree import differences, to_dict
-from icl_jax.corpus.files import files_checksum, model_checksum
 from icl_jax.data.input_pipeline import Data
 from icl_jax.files.remote import is_remote, read_text
 from icl_jax.files.step_folder import write_json
 from icl_jax.training import checkpoint
+from icl_jax.training.model_at import find_model
 from icl_jax.training.train_state import dropout_keys
 
-# Changing these changes how a run is computed or kept, not what it learns.
+# These fields change how a run is computed or stored, not what it learns.
 FREE_FIELDS = (
     "mesh", "model.remat", "model.attention", "data.workers", "data.prefetch",
     "training.accumulate", "training.rate_may_jump",
     "training.checkpoint_every", "training.keep_last", "training.keep_every", "training.log_every",
 )  # fmt: skip
-# What of a config is about other stages or other runs.
+# Parts of a config that are about other stages or other runs.
 OTHER_PARTS = ("mesh.", "design.", "branches.", "rounds:", "evaluation.")
 _START = "training.start_from"
 
 
 def record_run(config: ExperimentConfig, workdir: epath.Path, data: Data) -> None:
-    """Writes `config.json`; of several processes the first does."""
+    """Writes `config.json`; of several processes only the first does."""
     if jax.process_index() != 0:
         return
     workdir.mkdir(parents=True, exist_ok=True)
@@ -44,39 +43,37 @@ def record_run(config: ExperimentConfig, workdir: epath.Path, data: Data) -> Non
 
 
 def planned_steps(config: ExperimentConfig, data: Data) -> int:
-    """How many steps the run has in all."""
+    """How many steps the run has in total."""
     training = config.training
     return math.ceil(training.epochs * (data.steps_per_epoch or 0)) or training.steps
 
 
 def last_step(workdir: epath.Path) -> int | None:
-    """The steps of the last finished checkpoint; None: there is none."""
+    """The step of the last finished checkpoint; None: there is none."""
     return max(checkpoint.finished_steps(workdir / "checkpoints"), default=None)
 
 
 def find_start(config: ExperimentConfig) -> dict | None:
     """JSON that tells the model of `training.start_from` from others; None: there is none."""
-    start = config.training.start_from
+    start, found = config.training.start_from, {}
+    if not start:
+        return None
     try:
-        folder, step = checkpoint.find(start) if start else (None, None)
-    except ConfigError:
-        folder, step = None, None  # a model folder
-    found = {} if step is None else {"step": step}
-    try:
-        if is_remote(start):  # too far to be read for this
-            return found | {"path": start}
-        if folder is not None:
-            files = Path(folder / str(step) / "params").rglob("*")
-            return found | {"checksum": files_checksum(file for file in files if file.is_file())}
-        return {"checksum": model_checksum(start)} if start else None
-    except OSError:
-        return None  # what is not there is told elsewhere
+        place = find_model(start)
+        if place.is_run:
+            found["step"] = place.step
+        if not is_remote(start):  # at a URL the weights are too far to be read for this
+            return found | {"checksum": place.checksum()}
+    except (ConfigError, StageError, OSError):
+        if not is_remote(start):
+            return None  # other checks report what is missing
+    return found | {"path": start}
 
 
 def run_problems(config: ExperimentConfig, workdir: epath.Path, data: Data) -> list[str]:
-    """What is wrong if the run would go on from what is in its workdir, or begin at its start."""
+    """What is wrong if the run continued from its workdir, or began from its start."""
     steps, done, start = planned_steps(config, data), last_step(workdir), find_start(config)
-    if done is None:  # nothing that could be mixed up
+    if done is None:  # there is no other run to mix up
         return _too_far(config, steps, (start or {}).get("step", 0))
     held = _read(workdir)
     if held is None:
@@ -96,14 +93,14 @@ def run_problems(config: ExperimentConfig, workdir: epath.Path, data: Data) -> l
             f"another order (plan {plan} there, {data.plan_version} here)"
         )
     if not wrong and done > steps:
-        wrong = [f"it has done {done} steps, more than the {steps} asked for"]
+        wrong = [f"it has done {done} steps, more than the requested {steps}"]
     return [_other_config(workdir, wrong)] if wrong else []
 
 
 def require_trained(config: ExperimentConfig, workdir: epath.Path) -> None:
-    """Stops unless the workdir holds the run of this config, at its end; reads no records."""
+    """Stops unless the workdir holds the finished run of this config; reads no records."""
     done, held = last_step(workdir), _read(workdir)
-    again = "the same command with --stages=train goes on"
+    again = "rerun the command with --stages=train"
     if done is None or held is None:
         raise StageError(f"there is no trained model in {workdir}; {again}")
     if wrong := _differences(held, config, ("training.steps",), same_start=False):
@@ -118,7 +115,7 @@ def require_trained(config: ExperimentConfig, workdir: epath.Path) -> None:
 def settle_dropout_keys(
     config: ExperimentConfig, workdir: epath.Path, mesh: Mesh
 ) -> ExperimentConfig:
-    """The config with what draws its dropout in place of `auto`: a run keeps what it began with."""
+    """The config with `auto` dropout keys resolved: a run keeps the kind that it began with."""
     if not config.training.dropout:
         return config
     held = None if last_step(workdir) is None else _read(workdir)
@@ -134,14 +131,14 @@ def _read(workdir: epath.Path) -> dict | None:
     if not file.exists():
         return None
     held = json.loads(read_text(file))
-    held["config"]["training"].setdefault("dropout_keys", "threefry")  # there was nothing else
+    held["config"]["training"].setdefault("dropout_keys", "threefry")  # the only kind at that time
     return held
 
 
 def _differences(
     held: dict, config: ExperimentConfig, free: tuple[str, ...], *, same_start: bool
 ) -> list[str]:
-    """Of what decides what a run learns; of its start the path only if that must be the same."""
+    """The fields that change what a run learns and differ; the start's path if it must not."""
     free = (*FREE_FIELDS, *free, *([] if same_start else [_START]))
     if config.training.dropout_keys == "auto" or not config.training.dropout:
         free += ("training.dropout_keys",)
@@ -156,9 +153,8 @@ def _too_far(config: ExperimentConfig, steps: int, started: int) -> list[str]:
     if config.training.start_with != "everything" or started <= steps:
         return []
     return [
-        f"{_START} {config.training.start_from} has done {started} steps, more than the {steps} "
-        "asked for; raise training.steps, or name an earlier checkpoint "
-        "(WORKDIR/checkpoints/STEP)"
+        f"{_START} {config.training.start_from} has done {started} steps, more than the requested "
+        f"{steps}; raise training.steps, or name an earlier checkpoint (WORKDIR/checkpoints/STEP)"
     ]
 
 

@@ -3,27 +3,21 @@
 Two vocabularies of one size fit every check of numbers, and train to nothing.
 """
 
-from collections.abc import Sequence
 import functools
 from pathlib import Path
 
 from etils import epath
 
-from icl_jax.config import ConfigError, ExperimentConfig
-from icl_jax.corpus.tokenizers import Tokenizer, load
-from icl_jax.design.folders import DesignFolders, design_workdir, is_arm
+from icl_jax.config import ConfigError, ExperimentConfig, StageError
 from icl_jax.files import mirror
-from icl_jax.files.remote import is_remote
-from icl_jax.training import checkpoint
-
-_FILES = (("tokenizer.json",), ("vocab.json", "merges.txt"))
+from icl_jax.training.model_at import find_model, read_tokenizer, tokenizer_of_records
 
 
 def start_tokenizer_problems(config: ExperimentConfig, workdir: epath.PathLike) -> list[str]:
     """What is wrong where both tokenizers are known: the model's and that of the records."""
     start = config.training.start_from
     theirs = _folder_of_model(start) if start else None
-    ours = _folder_of_records(config.data.sources, workdir)
+    ours = _fetched(tokenizer_of_records(config.data.sources, workdir))
     if theirs is None or ours is None or theirs.resolve() == ours.resolve():
         return []
     return _misfit(start, theirs, ours, "", f"the records are made with that of {ours}")
@@ -47,30 +41,15 @@ def planned_tokenizer_problems(config: ExperimentConfig) -> list[str]:
 
 
 def _folder_of_model(start: str) -> Path | None:
-    """Where the tokenizer of a model folder, or of the design of a run, lies; None: nowhere."""
-    if any(all((epath.Path(start) / name).exists() for name in names) for names in _FILES):
-        return mirror.fetched(start)
+    """Where the tokenizer lies that a model was trained with; None: it is not known."""
     try:
-        folder, _ = checkpoint.find(start)
-        return _folder_of_records(checkpoint.read_config(start).data.sources, folder.parent)
-    except ConfigError:
-        return None  # a model folder without tokenizer; what is not there at all is told elsewhere
+        return _fetched(find_model(start).tokenizer())
+    except (ConfigError, StageError):
+        return None  # other checks report that there is no model
 
 
-def _folder_of_records(sources: Sequence[str], workdir: epath.PathLike) -> Path | None:
-    for source in sources:
-        path = epath.Path(source)
-        if is_arm(source):
-            design = design_workdir(workdir) / "design"
-        elif path.parent.name == "arms":
-            design = path.parent.parent
-        else:
-            continue
-        if is_remote(design):
-            design = DesignFolders(design.parent).path  # its local copy
-        if (design / "tokenizer" / "special_ids.json").exists():
-            return Path(design / "tokenizer")
-    return None
+def _fetched(folder: epath.PathLike | None) -> Path | None:
+    return None if folder is None else mirror.fetched(folder)
 
 
 def _misfit(start: str, theirs: Path, ours: Path, separator: str, made: str) -> list[str]:
@@ -99,10 +78,7 @@ def _misfit(start: str, theirs: Path, ours: Path, separator: str, made: str) -> 
 @functools.lru_cache(maxsize=4)
 def _vocabulary(folder: Path, separator: str, stamp: tuple) -> dict[int, str]:
     """Token by id, without the separator: a model learns what it means here."""
-    if (folder / "special_ids.json").exists():
-        tokenizer = Tokenizer.open(folder)
-    else:
-        tokenizer = load(folder, separator)
+    tokenizer = read_tokenizer(folder, separator)
     vocabulary = tokenizer.library.get_vocab(with_added_tokens=True)
     return {id: token for token, id in vocabulary.items() if id != tokenizer.separator_id}
 

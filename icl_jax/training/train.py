@@ -1,4 +1,4 @@
-"""The train stage: from records to checkpoints, continued wherever it was stopped."""
+"""The stage `train`: from records to checkpoints; continues wherever it was stopped."""
 
 import contextlib
 import signal
@@ -12,15 +12,15 @@ import optax
 
 from icl_jax.config import ExperimentConfig, StoppedError
 from icl_jax.data.input_pipeline import Data, make_batches
-from icl_jax.files import mirror
 from icl_jax.files.folder_lock import alone_in
-from icl_jax.models import abstract, huggingface
+from icl_jax.models import abstract
 from icl_jax.sharding import make_mesh, own_rows, put_rows
 from icl_jax.training import checkpoint
-from icl_jax.training.checks import check_run, is_huggingface
+from icl_jax.training.checks import check_run
 from icl_jax.training.goodput import Goodput
 from icl_jax.training.hardware import peak_memory
 from icl_jax.training.metrics import MetricsLog
+from icl_jax.training.model_at import find_model
 from icl_jax.training.optimizer import learning_rate, make_optimizer
 from icl_jax.training.run_record import planned_steps, record_run, settle_dropout_keys
 from icl_jax.training.train_state import (
@@ -34,10 +34,10 @@ from icl_jax.training.train_state import (
 
 
 def train(config: ExperimentConfig, workdir: epath.Path, brief: bool = False) -> TrainState:
-    """Trains to the last step; stopped by SIGTERM or Ctrl-C it saves, and can be continued.
+    """Trains to the last step; on SIGTERM or Ctrl-C it saves, and can be continued.
 
-    `brief`: one line tells what is about to run, not several. A second command in the same workdir
-    is refused; of a job of several processes the first holds it for all.
+    `brief`: announce the run in one line instead of several. A second command in the same workdir
+    is refused; in a job of several processes the first holds the workdir for all.
     """
     goodput = Goodput(workdir)
     with contextlib.ExitStack() as held:
@@ -63,9 +63,9 @@ def _train(
             where = workdir / "checkpoints" if own else config.training.start_from
             _say(f"training is complete: {first} steps in {where}")
             return state
-        told = describe(config, data, mesh, first, steps)
-        _say(told[-1] if brief else "\n".join(told))
-        goodput.go_on_from(first)
+        lines = describe(config, data, mesh, first, steps)
+        _say(lines[-1] if brief else "\n".join(lines))
+        goodput.continue_from(first)
         with goodput.spent_on("compile"):
             train_step = compile_train_step(config, optimizer, schedule, mesh)
         with (
@@ -96,26 +96,26 @@ def _train(
         f"{workdir / 'checkpoints'}\n{goodput.report()}"
     )
     if done < steps:
-        _say("stopped by a signal; the same command goes on from here")
+        _say("stopped by a signal; rerun the command to continue from here")
         raise StoppedError
     return state
 
 
 def _say(text: str) -> None:
-    """Of several processes the first speaks."""
+    """Prints, but of several processes only in the first."""
     if jax.process_index() == 0:
         print(text, flush=True)
 
 
 def plan_steps(config: ExperimentConfig, data: Data) -> tuple[int, optax.Schedule]:
-    """How many steps, and the learning rate at each."""
+    """The number of steps, and the learning rate at each."""
     steps = planned_steps(config, data)
     epoch = [data.steps_per_epoch] if config.training.epochs else []
     return steps, learning_rate(config.optimizer, config.optimizer.schedule_steps or steps, *epoch)
 
 
 def start(config: ExperimentConfig, optimizer, mesh: Mesh, checkpoints) -> TrainState:
-    """This run's latest checkpoint; else what `start_from` names; else a fresh model."""
+    """This run's latest checkpoint, or what `start_from` names, or a fresh model."""
     like = abstract_state(config, optimizer, mesh)
     if checkpoints.latest_step() is not None:
         return checkpoint.restore(checkpoints, checkpoints.latest_step(), like)
@@ -124,16 +124,12 @@ def start(config: ExperimentConfig, optimizer, mesh: Mesh, checkpoints) -> Train
         return init_state(config, optimizer, mesh)
     if training.start_with == "everything":
         return checkpoint.restore_from(source, like)
-    if is_huggingface(source):
-        options = {name: getattr(config.model, name) for name in huggingface.OVERRIDES}
-        model = huggingface.load(mirror.fetched(source), mesh, **options)
-    else:
-        model = checkpoint.load_model(source, mesh, config=config.model)
+    model = find_model(source).load(mesh, config=config.model)
     return init_state(config, optimizer, mesh, model)
 
 
 def open_batches(config: ExperimentConfig, data: Data, mesh: Mesh, first: int, steps: int):
-    """The batches of this host from step `first` on, read ahead."""
+    """This host's part of the batches from step `first` on, read ahead."""
     return make_batches(
         data,
         start=first,
@@ -146,7 +142,7 @@ def open_batches(config: ExperimentConfig, data: Data, mesh: Mesh, first: int, s
 
 
 def next_batch(batches, config: ExperimentConfig, mesh: Mesh) -> tuple[Batch, float]:
-    """The next batch on its devices, and the seconds that it was waited for."""
+    """The next batch on its devices, and the seconds spent waiting for it."""
     asked = time.perf_counter()
     local = next(batches)
     waited = time.perf_counter() - asked
@@ -173,9 +169,9 @@ def describe(config: ExperimentConfig, data: Data, mesh: Mesh, first: int, steps
 
 
 class StopSignals:
-    """Notes SIGTERM and Ctrl-C instead of dying of them; a second Ctrl-C kills.
+    """Notes SIGTERM and Ctrl-C, so that the run can save first; a second Ctrl-C kills it.
 
-    In a job of several processes JAX itself notes SIGTERM, and tells the others.
+    In a job of several processes JAX itself notes SIGTERM and informs the others.
     """
 
     def __enter__(self):
@@ -191,7 +187,7 @@ class StopSignals:
             signal.raise_signal(signal.SIGTERM)
 
     def requested(self, step: int) -> bool:
-        """Whether to stop after this step; hosts of one run agree on it."""
+        """Whether to stop after this step; all hosts of a run agree."""
         if self._job:
             return multihost_utils.reached_preemption_sync_point(step)
         return self._came

@@ -18,8 +18,8 @@ from icl_jax.models.losses import vocabulary_loss
 from icl_jax.sharding import constrain, spec, variable_sharding
 from icl_jax.training.objectives import Task, masked_token, next_token
 
-# A TPU would cut products over fsdp into narrow steps, to hide network time that is short anyway:
-# the products of GPT-medium then take 315 ms instead of 114 (docs/tpu_sharding.md).
+# By default the TPU compiler cuts products over fsdp into narrow steps, to hide network time that
+# is short anyway: GPT-medium's products then take 315 ms instead of 114 (docs/tpu_sharding.md).
 COMPILER_OPTIONS = {"tpu": {"xla_jf_spmd_threshold_for_windowed_einsum_mib": "1000000"}}
 Batch = dict[str, jax.Array]  # "tokens" and "group", int32 (batch, time)
 
@@ -29,7 +29,7 @@ Batch = dict[str, jax.Array]  # "tokens" and "group", int32 (batch, time)
 class TrainState:
     """Plain arrays only; `nnx.merge` makes a model of `params`."""
 
-    step: jax.Array  # how many were done
+    step: jax.Array  # steps done
     params: nnx.State
     opt_state: optax.OptState
     ema: nnx.State | None  # moving average of params
@@ -38,8 +38,8 @@ class TrainState:
 def abstract_state(
     config: ExperimentConfig, optimizer: optax.GradientTransformation, mesh: Mesh
 ) -> TrainState:
-    """Shapes and shardings of the state; no memory is taken."""
-    # The moments are built from parameters with axis names, so they lie as their parameters do.
+    """Shapes and shardings of the state; allocates no memory."""
+    # The moments are built from parameters with axis names, so they are sharded alike.
     shapes = nnx.eval_shape(lambda p: _first_state(config, optimizer, p), abstract(config.model)[1])
 
     def place(x):
@@ -53,7 +53,7 @@ def abstract_state(
 def init_state(
     config: ExperimentConfig, optimizer: optax.GradientTransformation, mesh: Mesh, model=None
 ) -> TrainState:
-    """A fresh state on its shards, around a fresh model or the one given."""
+    """A fresh state on its shards, for a fresh model or the one given."""
     model = create(config.model, config.seed, mesh) if model is None else model
     params = nnx.as_pure(nnx.state(model))
     shardings = jax.tree.map(lambda x: x.sharding, abstract_state(config, optimizer, mesh))
@@ -80,9 +80,9 @@ def compile_train_step(
     schedule: optax.Schedule,
     mesh: Mesh,
 ) -> jax.stages.Compiled:
-    """(state, batch) -> (state, metrics), compiled once; the old state's memory is reused.
+    """(state, batch) -> (state, metrics), compiled once; reuses the memory of the old state.
 
-    Being compiled, it refuses any other shape or sharding instead of compiling again.
+    Because it is compiled ahead, it refuses any other shape or sharding instead of recompiling.
     """
     lowered = lower_train_step(config, optimizer, schedule, mesh)
     options = COMPILER_OPTIONS.get(mesh.devices.flat[0].platform)
@@ -95,7 +95,7 @@ def lower_train_step(
     schedule: optax.Schedule,
     mesh: Mesh,
 ) -> jax.stages.Lowered:
-    """The step as the compiler gets it."""
+    """The step in the form that the compiler gets."""
     state, batch = abstract_state(config, optimizer, mesh), abstract_batch(config, mesh)
     whole = NamedSharding(mesh, PartitionSpec())
     step = jax.jit(
@@ -108,7 +108,7 @@ def lower_train_step(
 
 
 def dropout_keys(training: TrainingConfig, mesh: Mesh) -> str:
-    """What draws the dropout of a step on this mesh: threefry or rbg."""
+    """The generator of a step's dropout on this mesh: threefry or rbg."""
     if training.dropout_keys != "auto":
         return training.dropout_keys
     return "rbg" if mesh.devices.flat[0].platform == "tpu" else "threefry"
@@ -147,7 +147,7 @@ def make_train_step(
 def step_keys(
     config: ExperimentConfig, step: jax.Array, dropout_keys: str
 ) -> tuple[jax.Array, jax.Array | None]:
-    """The keys of a step's masks and of its dropout (None: it has none), by seed and step alone."""
+    """The keys of a step's masks and dropout (None: no dropout), from seed and step alone."""
     key = jax.random.key(config.seed, impl="threefry2x32")
     mask_key, dropout_key = jax.random.split(jax.random.fold_in(key, step))
     if not config.training.dropout:
@@ -158,7 +158,7 @@ def step_keys(
 
 
 def make_task(config: ExperimentConfig, batch: Batch, mask_key: jax.Array) -> Task:
-    """The batch as the objective wants it."""
+    """The batch prepared for the objective."""
     tokens_BT, group_BT = batch["tokens"], batch["group"]
     if config.training.objective == "next_token":
         return next_token(tokens_BT, group_BT)
@@ -198,7 +198,7 @@ def loss_and_grads(
         key = None if dropout_key is None else jax.random.fold_in(dropout_key, n)
         return jax.tree.map(jnp.add, carry, value_and_grad(params, part_task, key)), None
 
-    # Rows a, a + A, ... make part a: each device has its share of every part already.
+    # Part a has the rows a, a + A, ...: each device already holds its share of every part.
     tasks = Task(*(x.reshape(-1, parts, x.shape[1]).swapaxes(0, 1) for x in task))
     zeros = (jnp.zeros(()), jax.tree.map(jnp.zeros_like, params))
     return jax.lax.scan(add_part, zeros, (jnp.arange(parts), tasks))[0]

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from icl_jax.config import CorpusConfig
-from icl_jax.corpus.long_sentences import split_sentence, tokenise_sentences
+from icl_jax.corpus.sentence_shards import split_sentence, tokenise_sentences
 from icl_jax.corpus.train_tokenizer import train
 from tests.corpus import corpora
 

@@ -15,8 +15,7 @@ import pytest
 
 from icl_jax.config import CorpusConfig, StageError
 from icl_jax.corpus import sentence_shards, sentence_table
-from icl_jax.corpus.long_sentences import TokenisedSentences
-from icl_jax.corpus.sentence_shards import make_shard
+from icl_jax.corpus.sentence_shards import TokenisedSentences, make_shard
 from icl_jax.corpus.sentence_table import SentenceTable, build_table
 from icl_jax.corpus.sentences import split_document
 from icl_jax.corpus.tokenizers import Tokenizer

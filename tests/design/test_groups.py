@@ -77,5 +77,7 @@ def test_a_damaged_file_is_named_with_what_to_delete(folder):
     file = group_file(folder, 1)
     file.write_bytes(file.read_bytes()[:-100])
     for read in (Groups.open, lambda folder: read_counts(folder, 1)):
-        with pytest.raises(StageError, match=rf"^{file} is damaged \(.*; delete {folder} and run"):
+        with pytest.raises(
+            StageError, match=rf"^{file} is damaged \(.*; delete {folder} and rerun"
+        ):
             read(folder)

@@ -16,10 +16,10 @@ from icl_jax.config import (
     RobertaConfig,
 )
 from icl_jax.corpus import train_tokenizer
-from icl_jax.evaluation.subject import Subject, open_subject
 from icl_jax.models import huggingface
 from icl_jax.sharding import make_mesh
 from icl_jax.training import checkpoint
+from icl_jax.training.model_at import ModelAt, model_at
 from icl_jax.training.train_state import TrainState
 from tests.models.small import make_model
 
@@ -69,8 +69,8 @@ def _tokenizer():
     return train_tokenizer.train([TEXT, TEXT.lower(), TEXT.upper()], SIZES["vocab_size"])
 
 
-def subject_of(folder: Path) -> Subject:
-    return open_subject(str(folder))
+def subject_of(folder: Path) -> ModelAt:
+    return model_at(str(folder))
 
 
 def evaluation(**fields) -> EvaluationConfig:

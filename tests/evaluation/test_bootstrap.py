@@ -162,8 +162,8 @@ def test_fewer_than_2_items_have_no_interval():
 
 
 def test_a_table_says_where_items_are_few():
-    narrow, none = "items alone, intervals are too narrow.", "Fewer than 2 items have no interval."
-    assert bootstrap.tell_few_items(30, 400) == []
-    assert bootstrap.tell_few_items(400, 29, 7) == [f"Of 7 {narrow}"]
-    assert bootstrap.tell_few_items(1, 29) == [f"Of 29 {narrow}", none]
-    assert bootstrap.tell_few_items(0) == [none]
+    narrow, none = "items, intervals are too narrow.", "Fewer than 2 items have no interval."
+    assert bootstrap.note_few_items(30, 400) == []
+    assert bootstrap.note_few_items(400, 29, 7) == [f"With only 7 {narrow}"]
+    assert bootstrap.note_few_items(1, 29) == [f"With only 29 {narrow}", none]
+    assert bootstrap.note_few_items(0) == [none]

@@ -66,12 +66,12 @@ def test_a_folder_of_hugging_face_datasets_is_read(tmp_path, monkeypatch):
     ("name", "content", "message"),
     [
         ("a.tsv", b"x\ty\n1\n", r"line 2 of .*a\.tsv has 1 fields, but the header has 2 \(x, y\)"),
-        ("a.jsonl", b'{"x": 1}\n{"x": \n', r"line 2 of .*a\.jsonl is no JSON"),
-        ("a.jsonl", b"[1]\n", r"line 1 of .*a\.jsonl holds no JSON object"),
-        ("a.csv", b"x\n\xff\n", r"a\.csv is no UTF-8 text \(line 2, byte 2: "),
+        ("a.jsonl", b'{"x": 1}\n{"x": \n', r"line 2 of .*a\.jsonl is not JSON"),
+        ("a.jsonl", b"[1]\n", r"line 1 of .*a\.jsonl is not a JSON object"),
+        ("a.csv", b"x\n\xff\n", r"a\.csv is not UTF-8 text \(line 2, byte 2: "),
         ("a.tsv.gz", b"x\n", r"a\.tsv\.gz is damaged at byte"),
-        ("a.parquet", b"PAR0", "no readable Parquet"),
-        ("a.xlsx", b"", r"does not tell its format; known are \.csv, \.tsv"),
+        ("a.parquet", b"PAR0", "an unreadable Parquet"),
+        ("a.xlsx", b"", r"does not show its format; known are \.csv, \.tsv"),
     ],
 )
 def test_what_cannot_be_read_is_named(tmp_path, name, content, message):

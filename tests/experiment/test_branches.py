@@ -18,9 +18,13 @@ from icl_jax.config import (
 from icl_jax.config.tree import find_problems
 from icl_jax.data.mixture import Mixture
 from icl_jax.design.folders import design_workdir
+from icl_jax.experiment import branches
 from icl_jax.experiment.branches import (
+    Branch,
     has_trunk,
+    one_by_one,
     plan_branches,
+    show_time,
     trunk_checkpoint,
     trunk_config,
 )
@@ -231,7 +235,7 @@ def test_the_trunk_itself_is_no_branch(workdir):
 
 def test_branches_without_a_beginning_are_refused(workdir):
     config = change(with_steps(), "training", steps=0, start_from="runs/other")
-    with pytest.raises(ConfigError, match=r"go on from training\.steps, but that is 0"):
+    with pytest.raises(ConfigError, match=r"continue from training\.steps, but that is 0"):
         plan_branches(config, workdir)
     with pytest.raises(ConfigError, match="branches have nothing to begin with"):
         plan_branches(change(with_epochs(), "training", start_from=""), workdir)
@@ -250,7 +254,7 @@ def test_branches_without_a_beginning_are_refused(workdir):
         ({"share": 0.0}, "share must be above 0"),
         ({"share": 1.5}, "share must be"),
         ({"learning_rates": (1e-5,)}, "learning_rates are for branches.epochs"),
-        ({"steps": 0, "epochs": 5.0}, "regular goes on for branches.steps"),
+        ({"steps": 0, "epochs": 5.0}, "regular needs branches.steps"),
         (
             {"steps": 0, "epochs": 5.0, "arms": ARMS[1:], "learning_rates": (0.0,)},
             "learning_rates must be above 0",
@@ -271,3 +275,28 @@ def test_right_fields_have_no_problems():
     assert find_problems(with_steps(arms=("trunk", *ARMS), reference="trunk", seeds=3)) == []
     assert BranchesConfig().problems() == []
     assert with_epochs(learning_rates=(1e-5, 3e-5)).branches.problems() == []
+
+
+# What is printed while several runs are under way.
+
+
+def test_each_run_is_told_with_its_place_and_the_time_left(monkeypatch, capsys):
+    now, took = [0.0], {"there": 1.0, "long": 100.0, "short": 50.0, "last": 0.0}
+    monkeypatch.setattr(branches.time, "monotonic", lambda: now[0])
+    runs = [Branch(name, "arm", ExperimentConfig(), epath.Path(name)) for name in took]
+    for run in one_by_one(runs, "training branch"):
+        now[0] += took[run.name]
+    assert capsys.readouterr().out.split("\n\n") == [
+        "\ntraining branch 1 of 4: there",
+        "training branch 2 of 4: long",
+        "training branch 3 of 4: short; about 3 minutes left",
+        "training branch 4 of 4: last; about 100 seconds left\n",
+    ]
+
+
+@pytest.mark.parametrize(
+    "seconds, told",
+    [(7.4, "7 seconds"), (119, "119 seconds"), (150, "2 minutes"), (9000, "2 hours")],
+)
+def test_a_time_is_told_in_one_unit(seconds, told):
+    assert show_time(seconds) == told

@@ -137,7 +137,7 @@ def test_what_is_not_the_end_of_this_experiment_is_not_evaluated(finished):
     before = (workdir / "comparison.json").read_text()
     more = dataclasses.replace(config, optimizer=OptimizerConfig(warmup=1, schedule_steps=6))
     more.branches = dataclasses.replace(config.branches, steps=MORE + 2)
-    with pytest.raises(StageError, match="regular has done 6 of 8 steps; the same command with"):
+    with pytest.raises(StageError, match="regular has done 6 of 8 steps; rerun the command with"):
         run_stages(more, workdir, ("evaluate",))
     other = dataclasses.replace(config, branches=dataclasses.replace(config.branches, share=0.25))
     with pytest.raises(ConfigError, match=r"belongs to a run of another config \(data\.phases"):
@@ -232,7 +232,10 @@ def test_a_signal_ends_the_command_and_not_only_the_trunk(finished, tmp_path, mo
             ),
             r"at most 5 epochs, training\.epochs \(in a branch branches\.epochs\), got 2000 epochs",
         ),
-        (lambda config: setattr(config.training, "steps", 0), "branches.steps go on from training"),
+        (
+            lambda config: setattr(config.training, "steps", 0),
+            "branches.steps continue from",
+        ),
         (
             lambda config: setattr(config.evaluation.questions, "file", "nowhere.jsonl"),
             "nowhere.jsonl",

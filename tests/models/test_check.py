@@ -50,6 +50,6 @@ def test_a_model_whose_groups_leak_is_noticed(tmp_path, monkeypatch):
 
     monkeypatch.setattr(attention, "visible", leaking)
     model = GPTConfig(**(SMALL | {"vocab_size": 33}))  # nothing compiled before
-    with pytest.raises(StageError, match="must move that group only"):
+    with pytest.raises(StageError, match="must affect that group only"):
         check(experiment(model), epath.Path(tmp_path))
     assert not (tmp_path / "check.json").exists()

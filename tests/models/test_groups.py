@@ -11,8 +11,8 @@ import numpy as np
 import pytest
 
 from icl_jax.config import GPTConfig, LinearAttentionConfig, MeshConfig, RobertaConfig
-from icl_jax.models import MODELS
 from icl_jax.models.attention import locate
+from icl_jax.models.kinds import KINDS
 from icl_jax.sharding import make_mesh, state_shardings
 from tests.models.small import make_model
 
@@ -201,4 +201,4 @@ def test_rows_longer_than_the_positions_work_if_no_group_is():
 
 
 def test_every_model_is_proven():
-    assert {type(config) for config in VARIANTS.values()} == set(MODELS)
+    assert {type(config) for config in VARIANTS.values()} == set(KINDS)

@@ -81,7 +81,7 @@ def test_a_missing_untied_head_is_named(folder):
 
 def test_a_surplus_tensor_is_named(folder):
     edit_tensors(folder, lambda tensors: tensors.update(score=np.zeros((2, 6), np.float32)))
-    with pytest.raises(FolderError, match=r"surplus score: got shape \(2, 6\)"):
+    with pytest.raises(FolderError, match=r"unexpected score of shape \(2, 6\)"):
         huggingface.load(folder)
 
 
@@ -128,7 +128,7 @@ def test_every_wrong_tensor_is_in_one_message(folder):
         tensors["transformer.extra"] = np.zeros(3, np.float32)
 
     edit_tensors(folder, edit)
-    with pytest.raises(FolderError, match=r"(?s)missing ln_f.bias.*surplus extra"):
+    with pytest.raises(FolderError, match=r"(?s)missing ln_f.bias.*unexpected extra"):
         huggingface.load(folder)
 
 

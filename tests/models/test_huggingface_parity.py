@@ -16,7 +16,7 @@ from safetensors.numpy import load_file, save_file
 
 from icl_jax.config import MeshConfig
 from icl_jax.models import attention, create, huggingface
-from icl_jax.models.presets import PRESETS
+from icl_jax.models.kinds import PRESETS
 from icl_jax.models.summary import parameter_table
 from icl_jax.sharding import MESH_AXES, make_mesh
 from tests.models.small import leaves

@@ -10,7 +10,7 @@ import pytest
 
 from icl_jax.config import GPTConfig, RobertaConfig
 from icl_jax.models import abstract, create
-from icl_jax.models.presets import preset
+from icl_jax.models.kinds import preset
 from tests.models.small import leaves, make_model
 
 SMALL = {"vocab_size": 31, "context_length": 11, "num_layers": 2, "embed_dim": 12, "num_heads": 3}

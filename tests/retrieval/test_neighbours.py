@@ -44,7 +44,7 @@ def test_a_damaged_file_is_named_with_what_to_delete(tmp_path):
     write_json(tmp_path / "results.json", {"shards": 2})
     file = shard_file(tmp_path, 1)
     file.write_bytes(file.read_bytes()[:-100])
-    with pytest.raises(StageError, match=rf"^{file} is damaged \(.*; delete {tmp_path} and run"):
+    with pytest.raises(StageError, match=rf"^{file} is damaged \(.*; delete {tmp_path} and rerun"):
         Neighbours.open(tmp_path)
     file.unlink()
     with pytest.raises(StageError, match=f"^{file} is damaged"):

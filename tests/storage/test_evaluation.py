@@ -12,7 +12,6 @@ from icl_jax.config import ConfigError, EncoderConfig, StageError
 from icl_jax.design.export import _check as check_export
 from icl_jax.evaluation.compare.compare import compare
 from icl_jax.evaluation.evaluate import evaluate_run, open_tasks
-from icl_jax.evaluation.subject import open_subject
 from icl_jax.evaluation.tasks.questions.task import NaturalQuestions
 from icl_jax.files import mirror
 from icl_jax.files.remote import StorageError
@@ -20,6 +19,7 @@ from icl_jax.models import huggingface
 from icl_jax.retrieval.encoders.folder import read_encoder_folder
 from icl_jax.training import export
 from icl_jax.training.checks import check_run
+from icl_jax.training.model_at import model_at
 from tests.evaluation import small
 from tests.training.small import experiment, write_source
 
@@ -141,7 +141,7 @@ def test_an_evaluation_that_dies_goes_on_elsewhere_after_its_last_whole_part(
 
 def test_the_data_of_tasks_may_lie_in_a_bucket(gcs, run, tmp_path):
     config, workdir = run
-    subject, file = open_subject(str(workdir)), tmp_path / "nq_open" / "NQ-open.dev.jsonl"
+    subject, file = model_at(str(workdir)), tmp_path / "nq_open" / "NQ-open.dev.jsonl"
     file.parent.mkdir()
     shutil.copy(config.evaluation.questions.file, file)
     named = dataclasses.replace(config.evaluation.questions, file="")
@@ -161,7 +161,7 @@ def test_the_data_of_tasks_may_lie_in_a_bucket(gcs, run, tmp_path):
 def test_a_model_folder_in_a_bucket_is_the_model_that_it_is_on_a_disk(gcs, tmp_path, monkeypatch):
     folder, url = small.gpt_folder(tmp_path / "gpt"), "gs://bucket/models/gpt"
     send(gcs, folder, url)
-    here, there = open_subject(str(folder)), open_subject(url)
+    here, there = model_at(str(folder)), model_at(url)
     assert here.identity == there.identity
     identities = [
         read_encoder_folder(EncoderConfig(folder=str(f))).identity() for f in (folder, url)
@@ -181,7 +181,10 @@ def test_the_model_of_a_run_is_exported_into_a_bucket_once(gcs, run):
     send(gcs, workdir, WORK)
     flags = [f"--run={WORK}", "--to=gs://bucket/exported"]
     export.main(flags)
-    assert gcs.names("gs://bucket/exported") == ["config.json", "model.safetensors"]
+    assert gcs.names("gs://bucket/exported") == [
+        "config.json", "model.safetensors", "special_ids.json", "tokenizer.json",
+        "tokenizer_config.json",
+    ]  # fmt: skip
     folder = mirror.fetched("gs://bucket/exported")
     assert huggingface.read_config(folder).vocab_size == small.SIZES["vocab_size"]
     with pytest.raises(SystemExit, match="error: gs://bucket/exported already holds a model"):

@@ -9,10 +9,13 @@ import pytest
 
 from icl_jax.config import ConfigError, RobertaConfig, SearchConfig
 from icl_jax.experiment.branches import plan_branches
-from icl_jax.studies import pods, pods_cells, pods_measure, pods_table
-from icl_jax.studies.pods_cells import CONFIGS, Cell, inputs_of, read_config, write_cell
-from icl_jax.studies.pods_slices import ONE_CHIP, SLICES, generation_of, num_chips, slice_of
-from icl_jax.tpu.compile import GB, GENERATIONS
+from icl_jax.studies.pods import cells as pods_cells
+from icl_jax.studies.pods import measure as pods_measure
+from icl_jax.studies.pods import pods
+from icl_jax.studies.pods import tables as pods_table
+from icl_jax.studies.pods.cells import CONFIGS, Cell, inputs_of, read_config, write_cell
+from icl_jax.tpu.chips import generation_of, num_chips, one_chip, slice_of, slices, tpus
+from icl_jax.tpu.compile import GB
 
 ROOT = Path(__file__).parents[2]
 needs_libtpu = pytest.mark.skipif(importlib.util.find_spec("libtpu") is None, reason="no libtpu")
@@ -51,13 +54,13 @@ def numbers_of(topology="v5e:4x4", cycles=0.09, network=0.01, **more):
 
 
 def test_every_slice_has_the_chips_that_its_name_says():
-    chips = {name: num_chips(topology) for name, topology in SLICES.items()}
+    chips = {name: num_chips(topology) for name, topology in slices().items()}
     for name, count in chips.items():
         generation, _, sold = name.partition("-")
         assert count == int(sold) // (2 if generation in ("v4", "v5p") else 1)
-        assert SLICES[name].count("x") + 1 == GENERATIONS[generation].dimensions
+        assert slices()[name].count("x") + 1 == tpus()[generation].dimensions
         assert slice_of(generation, count) == name
-    assert {generation_of(name) for name in chips} == set(ONE_CHIP) == set(GENERATIONS)
+    assert {generation_of(name) for name in chips} == set(one_chip()) == set(tpus())
     assert max(chips.values()) == 256 and len(chips) == 26
 
 
@@ -154,6 +157,16 @@ def test_what_is_there_is_not_measured_again_until_the_compiler_or_config_change
     assert pods_cells.read_cell(cells[0], tmp_path) is None
 
 
+def test_only_code_that_can_change_the_numbers_makes_a_cell_anew():
+    source = '"""Says."""\nimport os\ndef f(x):\n    """Doubles."""\n    return 2 * x  # twice\n'
+    reworded = 'def f(x):\n    """Twice."""\n    import sys\n\n    return (2\n        * x)\n'
+    counts = pods_cells.code_that_counts
+    assert counts(source) == counts(reworded) != counts(source.replace("2", "3"))
+    refused = "if x < 0:\n    raise ValueError('{}')"
+    assert counts(refused.format("negative")) == counts(refused.format("below 0"))
+    assert counts(refused) != counts(refused.replace("< 0", "< 1"))
+
+
 @needs_libtpu
 def test_what_was_measured_is_kept_beside_the_page_for_who_has_no_cells(monkeypatch, tmp_path):
     made, cells = [], [Cell("training", "gpt_base_knn", x) for x in ("v5e-4", "v5e-8")]
@@ -173,7 +186,7 @@ def test_what_was_measured_is_kept_beside_the_page_for_who_has_no_cells(monkeypa
 
 def test_a_process_that_dies_costs_the_cell_that_it_died_of(monkeypatch, tmp_path):
     (tmp_path / "cells").mkdir()
-    made, cells = [], [Cell("encode", "MiniLM-L6", x) for x in ONE_CHIP]
+    made, cells = [], [Cell("encode", "MiniLM-L6", x) for x in one_chip()]
     monkeypatch.setattr(pods, "run_process", fake_process(made, fail=[cells[1].name]))
     assert pods.measure_cells(cells, tmp_path) == [cells[1].name]
     assert made == [cell.name for cell in (cells[0], *cells[2:])]
@@ -200,7 +213,7 @@ def test_a_pattern_that_names_nothing_is_refused_and_others_choose():
     assert len(set(cells)) == len(cells) == 12 + 24 + 3 * 26
     chosen = pods.choose(cells, ["training/*/v5e-4", "encode/MiniLM-L6/v4"])
     assert [cell.place for cell in chosen] == ["v4", *["v5e-4"] * 3]
-    with pytest.raises(ConfigError, match="--only=train/x names no cell; expected KIND/SUBJECT"):
+    with pytest.raises(ConfigError, match="--only=train/x matches no cell; expected KIND/SUBJECT"):
         pods.choose(cells, ["train/x"])
 
 
@@ -212,7 +225,7 @@ def test_a_search_on_two_chips_is_compiled_and_counted(monkeypatch, compiles_ane
     monkeypatch.setattr(pods_measure, "ENCODERS", {"small": small})
     monkeypatch.setattr(pods_measure, "SENTENCES", 4096)
     monkeypatch.setattr(pods_measure, "search_config", lambda: SearchConfig(neighbours=4))
-    monkeypatch.setattr(pods_cells, "SLICES", {"v5e-2": "v5e:1x2"})
+    monkeypatch.setattr(pods_cells, "slices", lambda: {"v5e-2": "v5e:1x2"})
     numbers = pods_measure.measure_cell(Cell("search", f"small-{index}", "v5e"))
     assert numbers["fits"] and numbers["unknown_loops"] == 0
     # Each chip sends its queries to the other, compares all of them with its half of the pool, and

@@ -65,6 +65,6 @@ def test_what_rounds_and_table_1_wrote_is_taken_over(page, tmp_path, told):
 def test_a_block_without_a_place_and_a_run_without_results_are_told(page, tmp_path):
     with pytest.raises(ConfigError, match="has no place for two"):
         fill_page(page, page.parent / "figures", {"two": [write_experiment(tmp_path / "a")]})
-    with pytest.raises(ConfigError, match=r"has no comparison\.json; run its stage evaluate"):
+    with pytest.raises(ConfigError, match=r"has no comparison\.json; complete its stage evaluate"):
         fill_page(page, page.parent / "figures", {"one": [tmp_path]})
     assert "old" in page.read_text()

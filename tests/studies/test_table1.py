@@ -26,8 +26,8 @@ from icl_jax.config import (
     TrainingConfig,
 )
 from icl_jax.models import huggingface
-from icl_jax.studies.table1_report import PAPER
-from icl_jax.studies.table1_runs import check, design_is_missing, list_runs, run_table1
+from icl_jax.studies.table1.report import PAPER
+from icl_jax.studies.table1.runs import check, design_is_missing, list_runs, run_table1
 from tests.design.test_find_related import ROOT, write_corpus
 from tests.evaluation.small import roberta_folder
 from tests.evaluation.sts_data import write_senteval
@@ -119,11 +119,11 @@ def test_every_arm_with_every_rate_is_in_the_table_beside_the_paper(study):
 @pytest.mark.slow
 def test_what_is_to_do_is_listed_and_what_is_done(study):
     config, workdir, before, _ = study
-    assert before.splitlines()[0] == "design: to be made"
+    assert before.splitlines()[0] == "design: missing"
     assert "task_only-rate0.001: not begun" in before
     assert before.endswith("4 runs, 0 of them evaluated")
     done = list_runs(config, workdir)
-    assert done.splitlines()[0] == "design: there"
+    assert done.splitlines()[0] == "design: complete"
     assert done.endswith("4 runs, 4 of them evaluated")
     assert not design_is_missing(config, workdir)
 

@@ -197,7 +197,7 @@ def test_a_bottleneck_is_told_with_its_size_and_the_way_out():
     t5 = words_on(KNOWN_MODELS["T5-11B"].shape)
     assert "128 x 128 = 16,384 is 16 times the width of 1,024" in t5["attention"]
     assert t5["rank"].startswith("no bottleneck")
-    assert t5["depth"].startswith("no verdict: the fit is of networks with one stack")
+    assert t5["depth"].startswith("no verdict: the fit is for networks with one stack")
 
 
 def test_a_low_rank_excuses_depth_but_not_shallowness():
@@ -301,7 +301,7 @@ def test_what_is_wrong_with_a_command_is_told_in_one_line(args, message):
         (None, {}, "expected one of --params=NUMBER, .*, got none"),
         (None, {"params": 1e8, "width": 768}, "got --params=NUMBER and --depth=LAYERS"),
         (None, {"depth": 12, "vocab": 5}, "--depth and --width go together, got --depth, --vocab"),
-        (ExperimentConfig(), {"rank": 5}, "--config says it all: leave out --rank"),
+        (ExperimentConfig(), {"rank": 5}, "--config determines the shape: remove --rank"),
         (ExperimentConfig(model=GPTConfig(num_layers=0)), {}, "num_layers must be at least 1"),
     ],
 )

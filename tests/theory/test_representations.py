@@ -146,5 +146,5 @@ def test_what_cannot_be_measured_is_told():
     with jax.enable_x64(True):
         with pytest.raises(ValueError, match="one of normal, positive, whole, got odd"):
             network("odd")
-        with pytest.raises(ValueError, match="from 2 words up, got 1"):
+        with pytest.raises(ValueError, match="needs at least 2 words to have a next word, got 1"):
             loss_gradient(network(), [1], jnp.ones(2))

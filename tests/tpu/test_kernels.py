@@ -7,6 +7,7 @@ import pytest
 
 from icl_jax.tpu import kernels as tpu_kernels
 from icl_jax.tpu import program as tpu_program
+from icl_jax.tpu.chips import KERNEL_CYCLES
 from tests.tpu.test_compile import needs_libtpu, numbers_of
 
 ROWS, HEADS, LENGTH, DIM, BLOCK = 2, 4, 2048, 64, 1024
@@ -44,7 +45,7 @@ def test_a_kernel_is_counted_by_its_blocks_and_what_is_around_it_as_ever():
     cost = tpu_program.program_cost(PROGRAM, chips=1)
     steps = ROWS * HEADS * 3
     assert cost.flops == steps * 2 * (2 * BLOCK * BLOCK * DIM)
-    start, score = tpu_kernels.CYCLES["fwd"]
+    start, score = KERNEL_CYCLES["fwd"]
     assert cost.cycles == steps * (start + score * BLOCK * BLOCK) + 5000
     array = ROWS * HEADS * LENGTH * DIM * 2
     groups, key_groups, index = ROWS * LENGTH * 512, ROWS * LENGTH * 32, LENGTH * 512

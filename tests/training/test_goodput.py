@@ -25,7 +25,7 @@ def begin(folder, clock: Clock, step: int) -> Goodput:
     """A start of the run: 3 seconds to read, 5 to compile."""
     goodput = Goodput(epath.Path(folder), clock)
     clock.passes(3)
-    goodput.go_on_from(step)
+    goodput.continue_from(step)
     with goodput.spent_on("compile"):
         clock.passes(5)
     goodput.begin_steps()

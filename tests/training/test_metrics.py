@@ -11,9 +11,10 @@ import pytest
 
 from icl_jax.config import ExperimentConfig, StageError, TrainingConfig
 from icl_jax.models import abstract
-from icl_jax.models.presets import preset
+from icl_jax.models.kinds import preset
+from icl_jax.tpu.chips import chip_of_kind
 from icl_jax.training.goodput import Goodput
-from icl_jax.training.hardware import CHIPS, measured_gemm_flops
+from icl_jax.training.hardware import measured_gemm_flops
 from icl_jax.training.metrics import MetricsLog, flops_per_token
 from tests.training.small import experiment
 
@@ -37,7 +38,7 @@ def test_masked_training_counts_the_head_for_predicted_tokens_only():
 
 def test_a_cpu_is_measured():
     assert 1e9 < measured_gemm_flops(size=256, rounds=2) < 1e14
-    assert CHIPS["TPU v5 lite"].flops == 197e12
+    assert chip_of_kind("TPU v5 lite").flops == 197e12
 
 
 def test_steps_that_will_be_done_again_and_half_a_line_are_dropped(tmp_path):
@@ -93,7 +94,7 @@ def test_a_loss_or_a_gradient_that_is_not_finite_is_named_with_its_step(tmp_path
 
 def test_event_files_are_written_without_pytorch(tmp_path):
     code = (
-        "import sys; from icl_jax.training.event_files import open_board\n"
+        "import sys; from icl_jax.training.metrics import open_board\n"
         "open_board(sys.argv[1], 1).add_scalar('train/loss', 1.0, 1)\n"
         "assert not {'torch', 'google.cloud.storage'} & {*sys.modules}, 'imported'"
     )

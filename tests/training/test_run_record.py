@@ -78,7 +78,7 @@ def test_a_run_that_has_done_more_than_is_asked_for_is_not_called_complete(tmp_p
     config, workdir, data = begun(tmp_path, 6, steps=6)
     fewer = dataclasses.replace(config.training, steps=5)
     (problem,) = run_problems(dataclasses.replace(config, training=fewer), workdir, data)
-    assert "it has done 6 steps, more than the 5 asked for" in problem
+    assert "it has done 6 steps, more than the requested 5" in problem
     more = dataclasses.replace(config.training, steps=9)
     assert run_problems(dataclasses.replace(config, training=more), workdir, data) == []
 
@@ -121,7 +121,7 @@ def test_a_start_beyond_the_end_is_refused(tmp_path, trunk):
     new = epath.Path(tmp_path / "new")
     config, data = make(tmp_path, trunk, steps=5)
     (problem,) = run_problems(config, new, data)
-    assert f"{trunk} has done 6 steps, more than the 5 asked for; raise training.steps" in problem
+    assert f"{trunk} has done 6 steps, more than the requested 5; raise training.steps" in problem
     assert run_problems(*make_in(tmp_path, trunk, new, steps=6)) == []
     assert run_problems(*make_in(tmp_path, trunk, new, steps=5, start_with="weights")) == []
 
@@ -133,7 +133,7 @@ def make_in(tmp_path, start, workdir, **fields):
 
 def test_only_the_end_of_a_run_is_called_trained(tmp_path):
     config, workdir, _ = begun(tmp_path, 4, steps=6)
-    with pytest.raises(StageError, match=r"run has done 4 of 6 steps; the same command with --st"):
+    with pytest.raises(StageError, match=r"run has done 4 of 6 steps; rerun the command with --st"):
         require_trained(config, workdir)
     with pytest.raises(StageError, match=r"there is no trained model in .*nowhere"):
         require_trained(config, epath.Path(tmp_path / "nowhere"))

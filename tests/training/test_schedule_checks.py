@@ -17,7 +17,7 @@ from icl_jax.config import (
 )
 from icl_jax.experiment.branches import plan_branches, trunk_config
 from icl_jax.training import checkpoint
-from icl_jax.training.schedule_checks import rate_problems, warmup_problems
+from icl_jax.training.checks import rate_problems, warmup_problems
 
 
 def run_of(warmup=10, start="other", schedule="cosine", schedule_steps=0, **training):
@@ -87,7 +87,7 @@ def test_a_rate_that_continues_is_accepted_and_a_jump_is_not(started):
     # 1e-3 (1 + cos(pi x)) / 2 at x = 190 / 390 and 190 / 210
     assert "jump from 0.00052 to 2.22e-05 at step 200, where training.start_from other" in problem
     assert "optimizer.schedule_steps: 400 there, 220 here" in problem
-    assert "training.rate_may_jump=True if the jump is meant" in problem
+    assert "training.rate_may_jump=True if the jump is intended" in problem
     assert rate_problems(run_of(steps=220, rate_may_jump=True), 220) == []
     assert rate_problems(run_of(steps=220, start_with="weights"), 220) == []
     assert rate_problems(run_of(steps=220, start=""), 220) == []

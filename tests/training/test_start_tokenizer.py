@@ -98,7 +98,6 @@ def test_a_checkpoint_of_another_vocabulary_is_told_with_what_to_do(model, tmp_p
         check_run(config, make_workdir(tmp_path, load(model)))
     assert (
         f"model differs from training.start_from {model}: vocab_size: 300 there, 400 here; set "
-        "these fields of model as they are there, or start from another model. A model goes on "
-        "with the tokens that it knows: its records must be made with its tokenizer "
-        "(design.tokenizer.folder)"
+        "these fields of model to its values, or start from another model. A model keeps its own "
+        "vocabulary, so its records must be made with its own tokenizer (design.tokenizer.folder)"
     ) in str(stopped.value)

@@ -6,11 +6,12 @@ from pathlib import Path
 from jax.sharding import Mesh
 import tokenizers
 
-from icl_jax.config import ConfigError, ExamplesConfig, GPTConfig
+from icl_jax.config import ConfigError, ExamplesConfig
 from icl_jax.corpus.files import model_checksum
 from icl_jax.corpus.tokenizers import Tokenizer
 from icl_jax.models import huggingface
 from icl_jax.models.inputs import position_limit
+from icl_jax.models.kinds import predicts_masked
 from icl_jax.models.passage_losses import PassageLosses
 from icl_jax.sharding import with_auto_axes
 
@@ -41,7 +42,7 @@ def check_gain_model(
             f"it has {most} positions, fewer than the {limit} tokens of an example; lower "
             "design.examples.max_tokens, or choose another model"
         )
-    masked = not isinstance(config, GPTConfig)
+    masked = predicts_masked(config)
     if masked and not config.mlm_head:
         found.append("it has no MLM head, so it predicts no token; choose one that has one")
     if tokenizer is not None and tokenizer.vocab_size > config.vocab_size:

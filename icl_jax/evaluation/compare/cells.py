@@ -1,12 +1,16 @@
-"""The numbers of a comparison: of each metric and arm, and its difference to the reference."""
+"""The numbers of a comparison, the differences to the reference, and which are significant."""
+
+from collections.abc import Sequence
 
 import numpy as np
+from scipy import stats
 
 from icl_jax.evaluation import bootstrap
-from icl_jax.evaluation.compare.metrics import SHARE, Metrics, Unit
-from icl_jax.evaluation.compare.verdict import p_over_seeds
+from icl_jax.evaluation.bootstrap import ROUNDING, holm
+from icl_jax.evaluation.metric import SHARE, Metrics, Unit
 from icl_jax.workers.local import progress_bar
 
+LEVEL = 0.05  # of significance
 _SEED = 0
 
 
@@ -43,7 +47,7 @@ def make_cells(
 
 
 def _draw(seed: Metrics, names: list[str], resamples: int, progress) -> dict[str, np.ndarray]:
-    """The values of one evaluation's metrics on resamples; parts of a mean are drawn apart."""
+    """The values of one evaluation's metrics on resamples; parts of a mean are drawn separately."""
     drawn = {}
     for number, name in enumerate(names):
         metric = seed[name]
@@ -81,7 +85,7 @@ def _cell(name: str, seeds: list[Metrics], drawn: np.ndarray) -> dict:
 
 
 def _interval(unit: Unit, drawn: np.ndarray, by_item: np.ndarray, lowest: float) -> list[float]:
-    """By the resamples; exact for shares (or their differences) that are alike for all items."""
+    """From the resamples; exact for shares (or their differences) that are equal for all items."""
     if unit == SHARE and bootstrap.are_alike(by_item):
         return bootstrap.alike_interval(float(by_item[0]), len(by_item), lowest, 1.0)
     return bootstrap.interval(drawn)
@@ -103,7 +107,7 @@ def _test(
 
 
 def _by_item(name: str, seeds: list[Metrics]) -> np.ndarray:
-    """Of each item the score, the mean over seeds; of a mean those of all its parts."""
+    """The score of each item, the mean over seeds; for a mean the scores of all its parts."""
     parts = seeds[0][name].mean_of or (name,)
     scores = [np.mean([seed[part].scores for seed in seeds], axis=0) for part in parts]
     return np.concatenate(scores)
@@ -111,3 +115,52 @@ def _by_item(name: str, seeds: list[Metrics]) -> np.ndarray:
 
 def _finite(drawn: np.ndarray) -> np.ndarray:
     return drawn[np.isfinite(drawn)]
+
+
+def p_over_seeds(first: Sequence[float], second: Sequence[float]) -> float | None:
+    """Two-sided p-value of Welch's t-test of the values of two arms' seeds.
+
+    None if an arm has one seed, or if the seeds of each arm are all equal: the spread of seeds is
+    then unknown.
+    """
+    if min(len(first), len(second)) < 2 or max(np.ptp(first), np.ptp(second)) <= ROUNDING:
+        return None
+    moments = [f(values) for values in (first, second) for f in (np.mean, _deviation, len)]
+    return float(stats.ttest_ind_from_stats(*moments, equal_var=False).pvalue)
+
+
+def judge(cells: list[dict], reference: str) -> None:
+    """Adds p-values adjusted for all comparisons, and whether each difference is significant."""
+    tested = [cell for cell in cells if cell["p"] is not None]
+    of_reference = {_key(cell): cell for cell in cells if cell["arm"] == reference}
+    for cell, p_holm in zip(tested, holm([cell["p"] for cell in tested]), strict=True):
+        cell["p_holm"] = p_holm
+        cell["real"], cell["verdict"] = _verdict(cell, of_reference[_key(cell)])
+
+
+def _verdict(cell: dict, reference: dict) -> tuple[bool, str]:
+    if abs(cell["difference"]) <= ROUNDING:
+        return False, "no difference"
+    side = "better" if (cell["difference"] > 0) == (cell["better"] == "higher") else "worse"
+    single = [held["arm"] for held in (cell, reference) if len(held["seeds"]) == 1]
+    over_seeds = cell["p_seeds"] is not None and cell["p_seeds"] < LEVEL
+    if single:
+        tested = f"on these items (1 seed{'' if len(single) == 2 else f' of {single[0]}'})"
+    else:
+        tested = "over items and seeds"
+    if cell["p_holm"] < LEVEL:
+        if single or over_seeds:
+            return True, f"{side}, significant at {LEVEL} {tested}"
+        equal = " (they are equal)" if cell["p_seeds"] is None else ""
+        return False, f"{side} on these seeds, not significant over seeds{equal}"
+    if cell["p"] < LEVEL and (single or over_seeds):
+        return False, f"{side}, significant at {LEVEL} {tested} only before Holm's adjustment"
+    return False, "not significant"
+
+
+def _key(cell: dict) -> tuple[str, str]:
+    return cell["task"], cell["metric"]
+
+
+def _deviation(values: Sequence[float]) -> float:
+    return float(np.std(values, ddof=1))

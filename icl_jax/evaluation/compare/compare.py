@@ -2,13 +2,13 @@
 
 python -m icl_jax.evaluation.compare --runs=regular=runs/a/evaluation,knn=runs/b/evaluation --to=DIR
 
-An evaluation is the FILE.json of icl_jax.evaluation.run, or the folder of that name; of a run's
-folder `evaluation` the only one in it. A name that is given several times stands for several seeds.
-Every other arm is compared with the reference, by default the first. Over items: the paired sign
-test for what is right or wrong if both arms have one seed, the paired bootstrap for all else; p is
-adjusted for all comparisons (Holm). Over seeds, if both arms have several: Welch's t-test of the
-seeds' values. A difference is called real if each test that can be made says so; with one seed the
-word stands for these items alone.
+An evaluation is the FILE.json of icl_jax.evaluation.run, or the folder of that name, or a run's
+folder `evaluation` if there is only one in it. A name that is given several times has several
+seeds. Every other arm is compared with the reference, by default the first. Over items: the paired
+sign test for right or wrong answers if both arms have one seed, otherwise the paired bootstrap; p
+is adjusted for all comparisons (Holm). Over seeds, if both arms have several: Welch's t-test of the
+seeds' values. A difference is significant if every test that can be made says so; with one seed
+that holds for these items alone.
 """
 
 from absl import flags
@@ -16,13 +16,11 @@ from etils import epath
 
 from icl_jax.cli import Flag, command
 from icl_jax.config import ConfigError, StageError
-from icl_jax.evaluation.compare.cells import make_cells
+from icl_jax.evaluation.compare.cells import judge, make_cells
 from icl_jax.evaluation.compare.figure import draw_figure
-from icl_jax.evaluation.compare.metrics import TASKS
-from icl_jax.evaluation.compare.read import find_common, open_arm, read_metrics
+from icl_jax.evaluation.compare.read import find_common, open_arm, read_metrics, updates_of
 from icl_jax.evaluation.compare.table import describe_left_out, make_csv, make_markdown
-from icl_jax.evaluation.compare.updates import updates_of
-from icl_jax.evaluation.compare.verdict import judge
+from icl_jax.evaluation.tasks import TASKS
 from icl_jax.files.step_folder import beside, write_json
 
 RESAMPLES = 10_000
@@ -36,8 +34,8 @@ def compare(
 ) -> dict:
     """Writes comparison.json, .md, .csv, .png and .svg into `to`; returns what the first holds.
 
-    `arms` has the evaluations of each arm, one for each seed. Of several seeds a number is the
-    mean, and so it is in every resample.
+    `arms` has the evaluations of each arm, one for each seed. With several seeds a number is their
+    mean, in every resample too.
     """
     if reference not in arms:
         raise ConfigError(f"the reference '{reference}' is none of the arms: {', '.join(arms)}")
@@ -69,7 +67,7 @@ def compare(
         "evaluations": {arm: [e.folder.as_posix() for e in opened[arm]] for arm in arms},
         "updates": updates_of(opened),
         "left_out": left_out,
-        "notes": {task: told for task, told in notes.items() if told},
+        "notes": {task: lines for task, lines in notes.items() if lines},
         "arms": {arm: {} for arm in arms},
     }
     for cell in cells:

@@ -5,7 +5,8 @@ from pathlib import Path
 import matplotlib
 from matplotlib.figure import Figure
 
-from icl_jax.evaluation.compare.verdict import LEVEL
+from icl_jax.evaluation.compare.cells import LEVEL
+from icl_jax.evaluation.metric import show_metric
 
 _COLUMNS = 4
 _STYLE = {
@@ -20,7 +21,7 @@ _STYLE = {
 def draw_figure(comparison: dict, file: Path, kind: str) -> None:
     """Writes a `png` or `svg`: values with 95% intervals, seeds as small dots.
 
-    A filled point is an arm whose difference to the reference is called real.
+    A filled point is an arm whose difference to the reference is significant.
     """
     arms, reference = comparison["arms"], comparison["reference"]
     panels = [(task, name) for task, cells in arms[reference].items() for name in cells]
@@ -32,14 +33,14 @@ def draw_figure(comparison: dict, file: Path, kind: str) -> None:
         axes = figure.subplots(rows, columns, squeeze=False, sharey=True)
         for axis, (task, name) in zip(axes.flat, panels):
             _draw_panel(axis, {arm: arms[arm][task][name] for arm in arms}, reference)
-            words = name.replace("_", " ").replace("f1", "F1")
-            axis.set_title(f"{task}: {words}", fontsize=8, loc="left")
+            axis.set_title(f"{task}: {show_metric(name)}", fontsize=8, loc="left")
         for axis in axes.flat[len(panels) :]:
             axis.set_visible(False)
         axes[0, 0].set_ylim(len(arms) - 0.5, -0.5)  # the first arm at the top
         figure.supxlabel(
             "points and bars: value and 95% interval over items; small dots: seeds; dotted line: "
-            f"{reference}.\nFilled: the difference to it is real at {LEVEL} over items (Holm);\n"
+            f"{reference}.\n"
+            f"Filled: the difference to it is significant at {LEVEL} over items (Holm);\n"
             "where both arms have several seeds, also over seeds (Welch)",
             fontsize=7,
         )

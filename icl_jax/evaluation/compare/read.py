@@ -1,5 +1,6 @@
-"""Reads evaluations that are to be compared, and stops where they are not of the same items."""
+"""Reads the evaluations to be compared, and stops if they are not of the same items."""
 
+import json
 from typing import NamedTuple
 
 from etils import epath
@@ -7,16 +8,17 @@ import numpy as np
 
 from icl_jax.config import StageError
 from icl_jax.config.tree import differences
-from icl_jax.evaluation.compare.metrics import TASKS, Metrics
-from icl_jax.evaluation.task import read_rows
+from icl_jax.evaluation.metric import Metrics
+from icl_jax.evaluation.task import Task, read_rows, task_class
+from icl_jax.evaluation.tasks import TASKS
+from icl_jax.files.remote import read_text
 from icl_jax.files.step_folder import read_inputs, read_results
 
-_OF_THE_WEIGHTS = ("checksum", "tokenizer", "max_tokens")  # of a recipe of sentence vectors
 _SHOWN = 3  # differences in one message
 
 
 class Evaluation(NamedTuple):
-    """What one evaluated model left on the disk, or in a bucket."""
+    """The files of one evaluated model, on disk or in a bucket."""
 
     folder: epath.Path
     tasks: tuple[str, ...]
@@ -57,8 +59,7 @@ def open_evaluation(path: epath.Path) -> Evaluation:
     unfinished = [task for task in tasks if read_results(folder / task) is None]
     if unfinished:
         raise StageError(
-            f"the evaluation {folder} is not finished ({', '.join(unfinished)}); give its command "
-            "again"
+            f"the evaluation {folder} is not finished ({', '.join(unfinished)}); rerun its command"
         )
     models = [read_inputs(folder / task)["model"] for task in tasks]
     for task, model in zip(tasks, models, strict=True):
@@ -74,23 +75,23 @@ def read_metrics(
     task: str, arms: dict[str, list[Evaluation]], reference: str
 ) -> dict[str, list[Metrics]]:
     """Arm -> the metrics of each seed; stops if any has other items than the reference."""
-    first = arms[reference][0].folder / task
-    first_items = [_item(task, row) for row in read_rows(first)]
+    first, kind = arms[reference][0].folder / task, task_class(task)
+    first_items = [_item(kind, row) for row in read_rows(first)]
     metrics = {}
     for arm, seeds in arms.items():
         metrics[arm] = []
         for folder in [seed.folder / task for seed in seeds]:
-            _check_inputs(first, folder)
+            _check_inputs(kind, first, folder)
             rows = read_rows(folder)
-            _check_items(first, first_items, folder, [_item(task, row) for row in rows])
-            metrics[arm].append(TASKS[task].metrics(rows, read_results(folder)))
+            _check_items(first, first_items, folder, [_item(kind, row) for row in rows])
+            metrics[arm].append(kind.metrics(rows, read_results(folder)))
     return metrics
 
 
 def find_common(
     metrics: dict[str, list[Metrics]], reference: str
 ) -> tuple[list[str], list[dict], list[str]]:
-    """The metrics that can be compared; those that cannot, with the reason; and what to note."""
+    """The metrics that can be compared; those that cannot, with the reason; and notes."""
     common, left_out, shares = [], [], {}
     for name in dict.fromkeys(n for seeds in metrics.values() for seed in seeds for n in seed):
         found = {arm: [seed.get(name) for seed in seeds] for arm, seeds in metrics.items()}
@@ -115,38 +116,53 @@ def find_common(
     if not shares:
         return common, left_out, []
     note = (
-        f"{'; '.join(shares)}: not quite the same text in all arms, for their tokens differ and a "
-        "GPT does not predict the first token of a text. In all, its length differs by up to "
+        f"{'; '.join(shares)}: not exactly the same text in all arms, because their tokens differ "
+        "and a GPT does not predict the first token of a text; its total length differs by up to "
         f"{max(shares.values()):.1%}."
     )
     return common, left_out, [note]
+
+
+def _count_updates(evaluation: Evaluation) -> int | None:
+    """Those since the checkpoint that the run began with; None: unknown, or nothing was trained.
+
+    They are known for RUN/evaluation/STEP, where a run is evaluated by default.
+    """
+    step, record = evaluation.folder.name, evaluation.folder.parent.parent / "config.json"
+    if evaluation.folder.parent.name != "evaluation" or not step.isdigit() or not record.exists():
+        return None
+    held = json.loads(read_text(record))
+    continues = held["config"]["training"]["start_with"] == "everything"
+    begin = (held.get("start") or {}).get("step", 0) if continues else 0
+    return int(step) - begin
+
+
+def updates_of(arms: dict[str, list[Evaluation]]) -> dict[str, list[int]]:
+    """Arm -> the updates of each seed, of the arms where they are known."""
+    counts = {arm: [_count_updates(seed) for seed in seeds] for arm, seeds in arms.items()}
+    return {arm: seeds for arm, seeds in counts.items() if None not in seeds}
 
 
 def _tasks_in(folder: epath.Path) -> list[str]:
     return [task for task in TASKS if (folder / task / "inputs.json").exists()]
 
 
-def _check_inputs(first: epath.Path, folder: epath.Path) -> None:
-    there, here = (_without_the_model(read_inputs(held)) for held in (first, folder))
+def _check_inputs(kind: type[Task], first: epath.Path, folder: epath.Path) -> None:
+    """Stops if the data or the settings of two evaluations differ."""
+    there, here = (
+        kind.shared_inputs({k: v for k, v in read_inputs(held).items() if k != "model"})
+        for held in (first, folder)
+    )
     wrong = differences(there, here)
     if wrong:
         raise StageError(
-            f"{folder} cannot be compared with {first}, for its data or settings are others "
+            f"{folder} cannot be compared with {first}, because its data or settings differ "
             f"({'; '.join(wrong[:_SHOWN])}); evaluate both models in the same way"
         )
 
 
-def _without_the_model(inputs: dict) -> dict:
-    """What arms must have in common: data and settings, how vectors are made among them."""
-    inputs = {name: value for name, value in inputs.items() if name != "model"}
-    if "vectors" in inputs:
-        recipe = inputs["vectors"].items()
-        inputs["vectors"] = {name: said for name, said in recipe if name not in _OF_THE_WEIGHTS}
-    return inputs
-
-
-def _item(task: str, row: dict) -> dict:
-    return {name: row.get(name) for name in TASKS[task].item}
+def _item(kind: type[Task], row: dict) -> dict:
+    return {name: row.get(name) for name in kind.item}
 
 
 def _check_items(
@@ -160,6 +176,6 @@ def _check_items(
     else:
         return
     raise StageError(
-        f"{folder} cannot be compared with {first}, for its items are others ({wrong}); evaluate "
+        f"{folder} cannot be compared with {first}, because its items differ ({wrong}); evaluate "
         "both models on the same data; where an item has tokens, with the same tokenizer"
     )

@@ -4,19 +4,20 @@ import csv
 import io
 
 from icl_jax.evaluation.bootstrap import FEW_ITEMS
-from icl_jax.evaluation.compare.metrics import UNITS, Unit
-from icl_jax.evaluation.compare.updates import show_updates, warn_of_updates
-from icl_jax.evaluation.compare.verdict import LEVEL
+from icl_jax.evaluation.compare.cells import LEVEL
+from icl_jax.evaluation.metric import Unit, show_metric
+from icl_jax.evaluation.task import unit_of
 
 _CSV = (
     "task", "metric", "arm", "value", "low", "high", "seeds", "standard_deviation", "items",
     "right", "unit", "better", "difference", "difference_low", "difference_high", "test", "p",
     "p_holm", "p_seeds", "real", "verdict",
 )  # fmt: skip
+TOLERANCE = 0.05  # of updates: larger differences between arms are warned of
 
 
 def make_markdown(comparison: dict) -> str:
-    """All tasks, with what the columns are."""
+    """All tasks, and an explanation of the columns."""
     reference, count = comparison["reference"], comparison["comparisons"]
     tasks = next(iter(comparison["arms"].values()))
     parts = ["# Comparison", ""]
@@ -24,26 +25,26 @@ def make_markdown(comparison: dict) -> str:
     if warning:
         parts += [warning, ""]
     elif comparison["updates"]:
-        told = ", ".join(f"{arm} {show_updates(comparison, arm)}" for arm in comparison["updates"])
-        parts += [f"Updates of training: {told}.", ""]
+        counts = (f"{arm} {show_updates(comparison, arm)}" for arm in comparison["updates"])
+        parts += [f"Updates of training: {', '.join(counts)}.", ""]
     for task in tasks:
         parts += [f"## {task}", "", task_table(comparison, task), ""]
         fewest = min(cell["items"] for cell in _cells(comparison["arms"], task))
         if fewest < FEW_ITEMS:
-            parts += [f"Of {fewest} items alone, intervals are too narrow.", ""]
+            parts += [f"With only {fewest} items, intervals are too narrow.", ""]
         parts += [line for note in comparison["notes"].get(task, ()) for line in (note, "")]
     if comparison["left_out"]:
         parts += [f"Left out: {describe_left_out(comparison['left_out'])}.", ""]
     parts += [
-        f"Differences are to {reference}, on the same items. 95% intervals by bootstrap over the "
-        f"items ({comparison['resamples']:,} resamples), of shares that are alike for all items by "
-        "Clopper and Pearson's exact bound. p over items: two-sided; of right or wrong by the sign "
-        "test if both arms have one seed, of all else by the paired bootstrap of the mean over "
-        f"seeds. Holm: this p, adjusted for all {count} comparisons. p over seeds: "
-        "Welch's t-test of the seeds' values, if both arms have several that are not all equal. A "
-        f"difference is real at {LEVEL} if Holm's p is below that, and, where both arms have "
-        "several seeds, p over seeds too. With 1 seed nothing is known of another training: the "
-        "test speaks of other items of this kind alone.",
+        f"Differences are to {reference}, on the same items. 95% intervals: bootstrap over the "
+        f"items ({comparison['resamples']:,} resamples); for shares that are equal for all items, "
+        "Clopper and Pearson's exact bound. p over items: two-sided; for right or wrong answers "
+        "the sign test if both arms have one seed, otherwise the paired bootstrap of the mean over "
+        f"seeds. Holm: this p, adjusted for all {count} comparisons. p over seeds: Welch's t-test "
+        "of the seeds' values, if both arms have several that are not all equal. A difference is "
+        f"significant at {LEVEL} if Holm's p is below that and, where both arms have several "
+        "seeds, p over seeds is too. With 1 seed, the test covers other items of this kind only: "
+        "results may differ with another seed.",
         "",
     ]
     return "\n".join(parts)
@@ -59,13 +60,13 @@ def task_table(comparison: dict, task: str) -> str:
     header += ["arm", "value", "95% interval"]
     header += ["sd over seeds"] * several + ["right"] * counted
     header += [f"difference to {reference}", "its 95% interval", "p over items", "Holm"]
-    header += ["p over seeds"] * several + ["is it real?"]
+    header += ["p over seeds"] * several + ["significant?"]
     lines = [header, ["---"] * len(header)]
     for metric in next(iter(arms.values()))[task]:
         for arm in arms:
             cell = arms[arm][task][metric]
-            unit = UNITS[cell["unit"]]
-            name = metric.replace("_", " ").replace("f1", "F1")
+            unit = unit_of(task, cell)
+            name = show_metric(metric)
             name += "" if len(units) == 1 else f" ({_unit(cell)})"
             line = [name, arm, show(cell["value"], unit), show_interval(cell["interval95"], unit)]
             line += [_seeds(cell, unit)] * several + [_right(cell)] * counted
@@ -82,6 +83,27 @@ def task_table(comparison: dict, task: str) -> str:
                 ]
             lines.append(line)
     return "\n".join(f"| {' | '.join(line)} |" for line in lines)
+
+
+def show_updates(comparison: dict, arm: str) -> str:
+    """The updates of an arm as text; with several seeds the fewest and the most."""
+    counts = sorted(set(comparison.get("updates", {}).get(arm, ())))  # older ones have none
+    return " to ".join(f"{count:,}" for count in counts[:: max(1, len(counts) - 1)]) or "-"
+
+
+def warn_of_updates(comparison: dict) -> str | None:
+    """A warning if arms were trained for different numbers of updates."""
+    updates = comparison.get("updates", {})
+    counts = [count for seeds in updates.values() for count in seeds]
+    if not counts or max(counts) - min(counts) <= TOLERANCE * max(counts):
+        return None
+    counts = ", ".join(f"{arm} {show_updates(comparison, arm)}" for arm in updates)
+    return (
+        f"**Warning: the arms were not trained for the same number of updates** ({counts}): a "
+        "difference between them may come from the amount of training, not from the arrangement. "
+        "With design.examples.rows=one_query an epoch is as long in every arm of a design; "
+        "otherwise set branches.steps."
+    )
 
 
 def describe_left_out(left_out: list[dict]) -> str:
@@ -121,7 +143,7 @@ def show_interval(ends: list[float], unit: Unit, sign: str = "") -> str:
 
 
 def show_p(p: float) -> str:
-    """A p-value; small ones are only said to be small."""
+    """A p-value; below 0.001 only that it is."""
     return "< 0.001" if p < 0.001 else f"{p:.3f}"
 
 

@@ -1,8 +1,8 @@
 """Continues prompts with a GPT and a key-value cache: the likeliest tokens, or drawn ones.
 
-Prompts of like length share a batch, padded on the left; a batch is one fixed shape, compiled once
-for each bucket of prompt lengths and of new tokens. All tokens are decoded in one loop on the
-devices; the host looks in between only where it is asked whether to stop.
+Prompts of similar length share a batch, padded on the left; a batch has one fixed shape, compiled
+once for each bucket of prompt lengths and of new tokens. All tokens are decoded in one loop on the
+devices; the host only interrupts it if it has to decide whether to stop.
 
 Shape suffixes: B batch, T time of the prompts, N new tokens, S slots of the cache (T + N).
 """
@@ -177,12 +177,12 @@ def _check_prompt(n: int, prompt: np.ndarray, vocab_size: int) -> np.ndarray:
 
 
 def bucket(length: int) -> int:
-    """The least power of two, from the smallest bucket on, that holds so many tokens."""
+    """The smallest power of two, from the smallest bucket on, that holds so many tokens."""
     return max(SMALLEST_BUCKET, 1 << (length - 1).bit_length())
 
 
 def _stops(max_new_tokens: int, asked: bool) -> list[int]:
-    """After how many new tokens the devices give back what they have."""
+    """The numbers of new tokens after which the devices return what they have."""
     between = range(STEPS_BETWEEN_STOPS, max_new_tokens, STEPS_BETWEEN_STOPS) if asked else ()
     return [*between, max_new_tokens]
 
@@ -191,7 +191,7 @@ def _stops(max_new_tokens: int, asked: bool) -> list[int]:
 def prefill(
     model: GPT, end_ids, draws: Draws | None, tokens_BT, lengths_B, *, new_slots: int
 ) -> State:
-    """Reads the prompts, which stand at the right of their rows, and gives the first new token."""
+    """Reads the prompts, which are at the right of their rows, and returns the first new token."""
     batch, length = tokens_BT.shape
     slots = length + new_slots
     group_BS = jnp.arange(slots) >= length - lengths_B[:, None]
@@ -205,7 +205,7 @@ def prefill(
 
 @functools.partial(jax.jit, donate_argnames="state")
 def decode(model: GPT, end_ids, draws: Draws | None, state: State, stop) -> State:
-    """Goes on until `stop` tokens have come, or all rows are done."""
+    """Continues until there are `stop` tokens, or all rows are done."""
     prompt_slots = state.places.index_T.shape[0] - state.tokens_BN.shape[1]
 
     def step(state: State) -> State:

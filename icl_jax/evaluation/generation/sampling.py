@@ -32,7 +32,7 @@ class Draws(NamedTuple):
 
 
 def make_draws(sampling: Sampling | None, numbers_B: np.ndarray) -> Draws | None:
-    """The draws of rows by the numbers of their prompts, whatever stands beside them."""
+    """The draws of rows by the numbers of their prompts, whatever else is in the batch."""
     if sampling is None:
         return None
     if not sampling.temperature > 0:

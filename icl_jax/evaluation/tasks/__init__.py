@@ -1,6 +1,7 @@
-"""The one table of evaluation tasks: each with its module in this folder and the class in it.
+"""The one table of evaluation tasks: the module of each in this folder, and the class in it.
 
-A table alone, for the config checks names by it; a module is imported when its task is asked for.
+It imports nothing, because the config checks names by it. A task is imported when it is used; all
+else about it, from its data to how a report shows it, is in its module (see `evaluation/task.py`).
 """
 
 TASKS = {

@@ -1,18 +1,20 @@
 """Neighbour gain: how much easier a sentence is after its neighbours than after random sentences.
 
-The groups of a design say which sentences are neighbours, and which were dealt at random, as many
-and as long. Of each query the same tokens are asked for three times: alone, after its neighbours
-(the nearest directly before it), and after the random ones. All is tokenised anew, so that any
+The groups of a design give the neighbours of a sentence, and as many random sentences of the same
+length. The model predicts the tokens of each query three times: alone, after its neighbours (the
+nearest directly before it), and after the random sentences. All text is tokenised again, so any
 model can be asked, also one that was trained on something else. A query that leaves no room for a
-context in the model's positions says nothing and is not asked for.
+context in the model's positions says nothing and is skipped.
 """
 
 from collections.abc import Callable, Iterator, Sequence
+import dataclasses
 import functools
 import hashlib
 import json
 from typing import NamedTuple
 
+from etils import epath
 from jax.sharding import Mesh
 import numpy as np
 
@@ -20,10 +22,12 @@ from icl_jax.config import ConfigError, EvaluationConfig, StageError
 from icl_jax.design.folders import DesignFolders
 from icl_jax.design.groups import Groups
 from icl_jax.design.sentences import Sentences
-from icl_jax.evaluation.bootstrap import ratio_interval, show_interval, tell_few_items
+from icl_jax.evaluation.bootstrap import note_few_items, ratio_interval, show_interval
 from icl_jax.evaluation.likelihood import Likelihood
-from icl_jax.evaluation.subject import Subject
+from icl_jax.evaluation.metric import Metrics, Unit, by_size
+from icl_jax.evaluation.task import Task
 from icl_jax.models.passage_losses import Passage
+from icl_jax.training.model_at import ModelAt
 
 SIDES = ("alone", "with_neighbours", "with_random")
 # Result -> the side it is measured from, and the one that may be easier.
@@ -34,23 +38,35 @@ GAINS = {
 }
 
 
+GAIN = Unit("nats gained per token", 4, by_token=True)
+
+
 class Query(NamedTuple):
-    """A sentence, and those that stand before it on two of the sides; the nearest first."""
+    """A sentence, and those before it on two of the sides; the nearest first."""
 
     id: int
     neighbours: tuple[int, ...]
     random: tuple[int, ...]
 
 
-class NeighbourGain:
+class NeighbourGain(Task):
     """The task `neighbour_gain`."""
 
-    unit, part_size = "queries", 200
+    unit, part_size = "sentences", 200
+    item, units = ("query", "neighbour_ids", "random_ids", "tokens"), (GAIN,)
+    rank = 3
 
-    def __init__(self, subject: Subject, config: EvaluationConfig):
-        self._config, self._subject = config, subject
-        self._likelihood = Likelihood(subject)
-        workdir = find_design(subject, config.neighbour_gain.design)
+    @classmethod
+    def with_design(cls, config: EvaluationConfig, workdir: epath.Path) -> EvaluationConfig:
+        """Neighbours are those of the design in `workdir`."""
+        gain = config.neighbour_gain
+        gain = dataclasses.replace(gain, design=gain.design or str(workdir))
+        return dataclasses.replace(config, neighbour_gain=gain)
+
+    def __init__(self, model: ModelAt, config: EvaluationConfig):
+        self._config, self._model = config, model
+        self._likelihood = Likelihood(model)
+        workdir = find_design(model, config.neighbour_gain.design)
         self._sentences = Sentences.open(workdir)
         queries = read_queries(workdir)
         if not queries:
@@ -59,14 +75,14 @@ class NeighbourGain:
                 "design.search.min_similarity there"
             )
         self.items = _sample(queries, config.neighbour_gain.queries, config.seed)
-        self.separator, self._separator_tokens = _separator(subject)
+        self.separator, self._separator_tokens = _separator(model)
         if not any(self._has_room(self._encode(query)) for query in self.items):
             raise StageError(self._no_room(len(self.items)))
         self.inputs = {
             "sentences": self._sentences.fingerprint,
             "queries": {"count": len(self.items), "checksum": _checksum(self.items)},
             "separator": self.separator,
-            "kind": "masked tokens" if subject.masked else "next tokens",
+            "kind": "masked tokens" if model.masked else "next tokens",
         }
 
     def run(
@@ -85,7 +101,7 @@ class NeighbourGain:
             done = n
         progress(len(items) - done)
         if not np.all(np.isfinite(sums)):
-            raise StageError("the model gives no finite loss to some queries; look at its weights")
+            raise StageError("the loss of some queries is not finite; check the model's weights")
         sides = (dict(zip(SIDES, map(float, row), strict=True)) for row in sums)
         return [row | own for row, own in zip(rows, sides, strict=True)]
 
@@ -110,7 +126,7 @@ class NeighbourGain:
             "random_ids": query.random,
             "tokens": 0,  # asked for on each side
             "has_room": True,  # for a context; without it nothing is asked for
-            "neighbours_cut": 0,  # tokens left out on the left, for want of positions
+            "neighbours_cut": 0,  # tokens cut on the left, for lack of positions
             "random_cut": 0,
         }
 
@@ -133,7 +149,7 @@ class NeighbourGain:
             yield from self._likelihood.passages(tokens, chosen, n * len(SIDES) + side)
 
     def _encode(self, query: Query) -> np.ndarray:
-        return self._subject.tokenizer.encode(self._sentences.text(query.id))
+        return self._model.tokenizer.encode(self._sentences.text(query.id))
 
     def _has_room(self, own: np.ndarray) -> bool:
         """Whether more than a separator fits before the query."""
@@ -142,7 +158,7 @@ class NeighbourGain:
     def _no_room(self, count: int) -> str:
         return (
             f"none of {count:,} queries leaves room for a context in the {self._likelihood.room} "
-            f"tokens that {self._subject.path} reads at once; choose a model with more positions, "
+            f"tokens that {self._model.path} reads at once; choose a model with more positions, "
             "or a design of shorter sentences (max_sentence_tokens of its corpus)"
         )
 
@@ -150,7 +166,7 @@ class NeighbourGain:
         """The sentences from the farthest to the nearest, a separator after each."""
         pieces = [np.empty(0, np.int32)]
         for text in reversed(self._sentences.text_of(others)):
-            pieces += [self._subject.tokenizer.encode(text), self._separator_tokens]
+            pieces += [self._model.tokenizer.encode(text), self._separator_tokens]
         return np.concatenate(pieces)
 
     def results(self, rows: list[dict]) -> dict:
@@ -164,19 +180,19 @@ class NeighbourGain:
                 "neighbour_gain: no query with room for a context has a second token to ask for; "
                 "choose a design of longer sentences"
             )
-        told: dict = {"queries": len(rows), "queries_without_room": without_room}
-        told["tokens"] = sum(row["tokens"] for row in rows)
+        numbers: dict = {"queries": len(rows), "queries_without_room": without_room}
+        numbers["tokens"] = sum(row["tokens"] for row in rows)
         for side in SIDES:
-            told[f"loss_{side}"] = self._mean([row[side] for row in rows], rows)[0]
+            numbers[f"loss_{side}"] = self._mean([row[side] for row in rows], rows)[0]
         for name, (before, after) in GAINS.items():
             gains = [row[before] - row[after] for row in rows]
-            told[name], told[f"{name}_interval95"] = self._mean(gains, rows)
-            told[f"{name}_share"] = float(np.mean(np.array(gains) > 0))
+            numbers[name], numbers[f"{name}_interval95"] = self._mean(gains, rows)
+            numbers[f"{name}_share"] = float(np.mean(np.array(gains) > 0))
         for name in ("neighbours_cut", "random_cut"):
-            told[name] = sum(row[name] > 0 for row in rows)
-        told["mean_neighbours"] = float(np.mean([row["neighbours"] for row in rows]))
+            numbers[name] = sum(row[name] > 0 for row in rows)
+        numbers["mean_neighbours"] = float(np.mean([row["neighbours"] for row in rows]))
         design = self._config.neighbour_gain.design or "the run's own, which it may have trained on"
-        return told | {
+        return numbers | {
             "separator": self.separator, "kind": self.inputs["kind"], "design": design
         }  # fmt: skip
 
@@ -196,10 +212,10 @@ class NeighbourGain:
             "| what is gained by | nats a token | 95% interval | queries that gain |",
             "|---|---|---|---|",
         ]
-        told = {"gain_neighbours": "neighbours, against alone",
+        labels = {"gain_neighbours": "neighbours, against alone",
                 "gain_random": "random sentences, against alone",
                 "neighbour_gain": "neighbours, against random sentences"}  # fmt: skip
-        for name, words in told.items():
+        for name, words in labels.items():
             ends = show_interval(results[f"{name}_interval95"], "{:+.4f}".format)
             lines.append(
                 f"| {words} | {results[name]:+.4f} | {ends} | "
@@ -214,15 +230,35 @@ class NeighbourGain:
         )
         if results["queries_without_room"]:
             lines.append(
-                f"{results['queries_without_room']:,} queries without room for a context left out."
+                f"{results['queries_without_room']:,} queries without room for a context skipped."
             )
-        lines += tell_few_items(results["queries"])
+        lines += note_few_items(results["queries"])
         return "\n".join(lines)
 
+    @staticmethod
+    def metrics(rows: list[dict], results: dict) -> Metrics:
+        """What neighbours before a sentence bring, against nothing and against random sentences."""
 
-def find_design(subject: Subject, design: str) -> str:
+        def gain(before: str, after: str):
+            gained = [row[before] - row[after] for row in rows]
+            return by_size(rows, gained, "tokens", GAIN)
+
+        return {name: gain(*GAINS[name]) for name in ("gain_neighbours", "neighbour_gain")}
+
+    @staticmethod
+    def headline(metrics: list[str]) -> list[str]:
+        """The gain over random sentences first."""
+        return sorted(metrics, key=lambda name: name != "neighbour_gain")
+
+    @classmethod
+    def title(cls, metric: str, items: int) -> str:
+        """Of its panel in the figure of a report."""
+        return "Gain of neighbours over random ones"
+
+
+def find_design(model: ModelAt, design: str) -> str:
     """The workdir of the design that is asked for; "": that of the run itself."""
-    workdir = design or str(subject.own_workdir("evaluation.neighbour_gain.design"))
+    workdir = design or str(model.own_workdir("evaluation.neighbour_gain.design"))
     folders = DesignFolders(workdir)
     needed = [folders.groups / name / "results.json" for name in ("neighbours", "random")]
     missing = [str(file) for file in [folders.config, *needed] if not file.exists()]
@@ -261,12 +297,12 @@ def _sample(queries: list[Query], count: int, seed: int) -> list[Query]:
     return [queries[n] for n in sorted(chosen.tolist())]
 
 
-def _separator(subject: Subject) -> tuple[str, np.ndarray]:
+def _separator(model: ModelAt) -> tuple[str, np.ndarray]:
     """The design's separator where the model knows it; else a new line."""
-    id = subject.tokenizer.separator_id
-    if id < subject.config.vocab_size:
-        return subject.tokenizer.library.id_to_token(id), np.array([id], np.int32)
-    return "a new line, for the model has no separator", subject.tokenizer.encode("\n")
+    id = model.tokenizer.separator_id
+    if id < model.config.vocab_size:
+        return model.tokenizer.library.id_to_token(id), np.array([id], np.int32)
+    return "a new line, because the model has no separator", model.tokenizer.encode("\n")
 
 
 def _checksum(queries: list[Query]) -> str:

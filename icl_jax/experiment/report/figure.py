@@ -1,11 +1,11 @@
-"""The figure of a report: what each arm came to, one panel for each task."""
+"""The figure of a report: the result of each arm, one panel for each task."""
 
 from pathlib import Path
 
 import matplotlib
 from matplotlib.figure import Figure
 
-from icl_jax.evaluation.compare.metrics import SHARE
+from icl_jax.evaluation.metric import SHARE
 from icl_jax.experiment.report.numbers import (
     Headline,
     headlines,
@@ -36,7 +36,7 @@ _STYLE = {
 
 
 def draw_report(comparison: dict, file: Path, kind: str) -> None:
-    """Writes a `png` or `svg`: of each task the main metric, with 95% intervals over items."""
+    """Writes a `png` or `svg`: the main metric of each task, with 95% intervals over items."""
     arms, shown = list(comparison["arms"]), headlines(comparison)[:_PANELS]
     columns = min(_COLUMNS, len(shown))
     rows = -(-len(shown) // columns)
@@ -61,11 +61,13 @@ def draw_report(comparison: dict, file: Path, kind: str) -> None:
 
 def _draw_panel(axis, comparison: dict, headline: Headline) -> None:
     metric = main_metric(comparison, headline)
+    is_counted = metric == headline.kind.counted
     cells = {arm: tasks[headline.task][metric] for arm, tasks in comparison["arms"].items()}
     for place, (arm, cell) in enumerate(cells.items()):
-        _draw_arm(axis, place, cell, _scale(metric, cell), arm == comparison["reference"])
-        text = show_right(cell) if metric == "exact_match" else show_value(cell)
-        end = max(0, cell["interval95"][1]) * _scale(metric, cell)
+        scale = _scale(cell, is_counted)
+        _draw_arm(axis, place, cell, scale, arm == comparison["reference"])
+        text = show_right(cell) if is_counted else show_value(headline, cell)
+        end = max(0, cell["interval95"][1]) * scale
         weight = "bold" if arm == comparison["reference"] else "normal"
         axis.annotate(
             text, (end, place), (5, 0), textcoords="offset points", va="center", weight=weight
@@ -76,13 +78,13 @@ def _draw_panel(axis, comparison: dict, headline: Headline) -> None:
     if not any(end for cell in cells.values() for end in cell["interval95"]):
         axis.set_xlim(0, 1)  # nothing but zeros
     axis.locator_params(axis="x", nbins=5)
-    title, unit = _words(headline.task, metric, cell)
-    axis.set_title(title)
-    axis.set_xlabel(unit)
+    axis.set_title(headline.kind.title(metric, cell["items"]))
+    unit = "%" if cell["unit"] == SHARE.name else cell["unit"]
+    axis.set_xlabel("" if is_counted else f"{unit} ({cell['better']} is better)")
 
 
 def _draw_arm(axis, place: int, cell: dict, scale: float, is_reference: bool) -> None:
-    """A bar; a point for a loss, whose 0 says nothing."""
+    """A bar; a point for a loss, where 0 means nothing."""
     colour, value = _REFERENCE if is_reference else _OTHERS, cell["value"] * scale
     ends = [end * scale for end in cell["interval95"]]
     for line, width in (("white", 3.0), (_INK, 1.2)):  # with an edge that shows on a dark bar
@@ -103,30 +105,15 @@ def _begins_at_0(cell: dict) -> bool:
     return cell["better"] == "higher"
 
 
-def _scale(metric: str, cell: dict) -> float:
+def _scale(cell: dict, is_counted: bool) -> float:
     """Right answers are counted, other shares are in percent."""
-    if metric == "exact_match":
+    if is_counted:
         return cell["items"]
     return 100 if cell["unit"] == SHARE.name else 1
-
-
-def _words(task: str, metric: str, cell: dict) -> tuple[str, str]:
-    """The title of a panel, and the unit of its axis."""
-    unit = "%" if cell["unit"] == SHARE.name else cell["unit"]
-    unit = f"{unit} ({cell['better']} is better)"
-    if metric == "exact_match":
-        return f"Closed-book questions answered, of {cell['items']:,}", ""
-    title = {
-        "nq_open": "Closed-book questions, F1",
-        "sts": f"Sentence similarity, {metric}",
-        "neighbour_gain": "Gain of neighbours over random ones",
-        "glue": f"Zero-shot {metric}",
-    }
-    return title.get(task, metric[:1].upper() + metric[1:]), unit
 
 
 def _caption(comparison: dict, shown: list[Headline]) -> str:
     most = max(len(paths) for paths in comparison["evaluations"].values())
     seeds = f"means of {most} seeds (dots); " if most > 1 else ""
-    items = shown[0].items if len(shown) == 1 else "items"
+    items = shown[0].kind.unit if len(shown) == 1 else "items"
     return f"{seeds}lines: 95% intervals over {items}; bold: the reference of the comparison"

@@ -3,9 +3,8 @@
 from etils import epath
 
 from icl_jax.evaluation.bootstrap import FEW_ITEMS
-from icl_jax.evaluation.compare.metrics import SHARE
-from icl_jax.evaluation.compare.table import show_p
-from icl_jax.evaluation.compare.updates import show_updates, warn_of_updates
+from icl_jax.evaluation.compare.table import show_p, show_updates, warn_of_updates
+from icl_jax.evaluation.metric import SHARE, show_metric
 from icl_jax.experiment.report.figure import draw_report
 from icl_jax.experiment.report.numbers import (
     Headline,
@@ -13,7 +12,6 @@ from icl_jax.experiment.report.numbers import (
     main_metric,
     make_numbers,
     show_interval95,
-    show_metric,
     show_right,
     show_value,
 )
@@ -32,7 +30,7 @@ def write_report(comparison: dict, workdir: epath.Path) -> None:
             draw_report(comparison, partial, kind)
     with beside(workdir / "comparison.md") as partial:
         partial.write_text(
-            f"# What the arms came to\n\n{text}\n\n![The arms compared](comparison.png)\n\n"
+            f"# Results by arm\n\n{text}\n\n![The arms compared](comparison.png)\n\n"
             "All metrics and tests: [comparison/comparison.md](comparison/comparison.md)\n"
         )
     write_json(workdir / "comparison.json", make_numbers(comparison))
@@ -41,12 +39,12 @@ def write_report(comparison: dict, workdir: epath.Path) -> None:
 
 def make_text(comparison: dict, workdir: epath.Path) -> str:
     """What was found, then where to look next."""
-    where = say_where_to_look(comparison, workdir, headlines(comparison)[0].task)
+    where = say_where_to_look(comparison, workdir, headlines(comparison)[0])
     return f"{make_findings(comparison)}\n\n{where}"
 
 
 def make_findings(comparison: dict, heading: str = "##") -> str:
-    """Of each task a table and what it shows; before them, whether the arms are comparable."""
+    """A table for each task and what it shows; before them a warning if arms are not comparable."""
     found, parts = headlines(comparison), list(filter(None, [warn_of_updates(comparison)]))
     for headline in found:
         parts += [f"{heading} {headline.task}"] if len(found) > 1 else []
@@ -58,20 +56,20 @@ def make_findings(comparison: dict, heading: str = "##") -> str:
 def make_table(comparison: dict, headline: Headline) -> str:
     """A line for each arm; interval and p are those of the main metric."""
     main = main_metric(comparison, headline)
-    counted = headline.task == "nq_open"
+    counted = headline.kind.counted
     trained = bool(comparison.get("updates"))
     columns = ["arm", *["updates"] * trained, *map(show_metric, headline.metrics)]
-    columns += ["correct"] * counted
+    columns += ["correct"] * bool(counted)
     rows = [[*columns, "95% interval", "p against reference"]]
     for arm, tasks in comparison["arms"].items():
         cells = tasks[headline.task]
         row = [arm, *[show_updates(comparison, arm)] * trained]
-        row += [show_value(cells[metric]) for metric in headline.metrics]
+        row += [show_value(headline, cells[metric]) for metric in headline.metrics]
         if counted:
-            cell = cells["exact_match"]
+            cell = cells[counted]
             row.append(f"{show_right(cell)} of {cell['items']:,}")
         p = cells[main]["p"]
-        row += [show_interval95(cells[main]), "reference" if p is None else show_p(p)]
+        row += [show_interval95(headline, cells[main]), "reference" if p is None else show_p(p)]
         rows.append(row)
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     rules = ["-" * widths[0], *("-" * (width - 1) + ":" for width in widths[1:])]
@@ -86,7 +84,7 @@ def _pad(row: list[str], widths: list[int]) -> str:
 
 
 def _note(comparison: dict, headline: Headline) -> str:
-    """What the columns are, and how far they reach."""
+    """What the columns are, and what they cover."""
     metric = main_metric(comparison, headline)
     cells = {arm: tasks[headline.task][metric] for arm, tasks in comparison["arms"].items()}
     cell = cells[comparison["reference"]]
@@ -94,9 +92,9 @@ def _note(comparison: dict, headline: Headline) -> str:
     tests = sorted({cell["test"] for cell in cells.values()} - {None})
     note = (
         f"Interval and p ({' or '.join(tests)}, not adjusted): {show_metric(metric)}{unit} on the "
-        f"same {cell['items']:,} {headline.items}, {cell['better']} is better. {_seeds(cells)}"
+        f"same {cell['items']:,} {headline.kind.unit}, {cell['better']} is better. {_seeds(cells)}"
     )
-    few = f" Of {cell['items']} {headline.items} alone, intervals are too narrow."
+    few = f" With only {cell['items']} {headline.kind.unit}, intervals are too narrow."
     return note + few * (cell["items"] < FEW_ITEMS)
 
 
@@ -104,6 +102,6 @@ def _seeds(cells: dict[str, dict]) -> str:
     counts = {arm: len(cell["seeds"]) for arm, cell in cells.items()}
     most = max(counts.values())
     if most == 1:
-        return "1 seed of each arm: another training may end otherwise."
+        return "1 seed per arm: results may differ with another seed."
     fewer = "".join(f"; {arm}: {n}" for arm, n in counts.items() if n < most)
     return f"Means of {most} seeds{fewer}."

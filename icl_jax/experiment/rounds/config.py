@@ -1,4 +1,4 @@
-"""The rounds of an experiment as configs: where each begins, what it searches with, its runs."""
+"""The rounds of an experiment as configs: where each begins, its encoder, its runs."""
 
 import dataclasses
 from typing import NamedTuple
@@ -6,10 +6,12 @@ from typing import NamedTuple
 from etils import epath
 
 from icl_jax.config import EvaluationConfig, ExperimentConfig, TrainingConfig
-from icl_jax.design.folders import BRANCHES, PREFIX, arm_folder, is_arm
+from icl_jax.design.folders import BRANCHES, PREFIX, arm_folder
+from icl_jax.evaluation.task import task_class
+from icl_jax.evaluation.tasks import TASKS
 from icl_jax.experiment.branches import Branch, plan_branches, trunk_config
 
-UNCHANGED = "unchanged"  # the arm that goes on with the examples of the round before
+UNCHANGED = "unchanged"  # the arm that continues with the examples of the previous round
 
 
 class Round(NamedTuple):
@@ -34,14 +36,14 @@ def first_round(config: ExperimentConfig, workdir: epath.Path) -> Round:
 
 
 def round_folder(workdir: epath.Path, number: int) -> epath.Path:
-    """What belongs to a round; of the first, only that it is complete."""
+    """The files of a round; for the first, only the one that says it is complete."""
     return workdir / "rounds" / str(number)
 
 
 def later_round(first: Round, before: Round, threshold: float) -> Round:
     """The round after `before`: it begins where that one's reference ended, and searches with it.
 
-    What is measured stays what it was in round 1, so that rounds can be compared.
+    The evaluation stays that of round 1, so that rounds can be compared.
     """
     config, number = first.config, before.number + 1
     workdir = round_folder(first.workdir, number)
@@ -50,7 +52,7 @@ def later_round(first: Round, before: Round, threshold: float) -> Round:
         number,
         dataclasses.replace(
             config,
-            training=_go_on(config, before),
+            training=_continue_from(config, before),
             design=dataclasses.replace(
                 design,
                 encoder=dataclasses.replace(
@@ -65,12 +67,12 @@ def later_round(first: Round, before: Round, threshold: float) -> Round:
 
 
 def encoder_folder(workdir: epath.Path) -> epath.Path:
-    """Where the model lies that a round searches with."""
+    """Where the model that a round searches with lies."""
     return workdir / "encoder"
 
 
 def unchanged_branches(own: Round, before: Round) -> list[Branch]:
-    """As the reference of a round, but with the examples of the round before."""
+    """The reference of a round, but with the examples of the previous round."""
     found = []
     for branch in own.references:
         data, name = branch.config.data, branch.name.replace(branch.arm, UNCHANGED, 1)
@@ -81,8 +83,8 @@ def unchanged_branches(own: Round, before: Round) -> list[Branch]:
     return found
 
 
-def _go_on(config: ExperimentConfig, before: Round) -> TrainingConfig:
-    """There is no trunk to train: branches begin at the reference of the round before."""
+def _continue_from(config: ExperimentConfig, before: Round) -> TrainingConfig:
+    """There is no trunk to train: branches begin at the reference of the previous round."""
     training, steps = config.training, config.branches.steps
     begin = str(before.references[0].workdir)
     if steps:
@@ -94,15 +96,7 @@ def _go_on(config: ExperimentConfig, before: Round) -> TrainingConfig:
 
 
 def _measure_as_first(evaluation: EvaluationConfig, workdir: epath.Path) -> EvaluationConfig:
-    """What tasks would read of a run's own design they read of that of round 1."""
-    gain, perplexity = evaluation.neighbour_gain, evaluation.perplexity
-    arms = workdir / "design" / "arms"
-    records = tuple(
-        str(arms / source.removeprefix(PREFIX)) if is_arm(source) else source
-        for source in perplexity.records
-    )
-    return dataclasses.replace(
-        evaluation,
-        neighbour_gain=dataclasses.replace(gain, design=gain.design or str(workdir)),
-        perplexity=dataclasses.replace(perplexity, records=records),
-    )
+    """What tasks would read from a run's own design they read from that of round 1."""
+    for name in TASKS:
+        evaluation = task_class(name).with_design(evaluation, workdir)
+    return evaluation

@@ -1,4 +1,4 @@
-"""The figure of the rounds: what each arm came to, and how much the neighbours changed."""
+"""The figure of the rounds: the result of each arm, and how much the neighbours changed."""
 
 import itertools
 from pathlib import Path
@@ -8,10 +8,10 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator, PercentFormatter
 import numpy as np
 
-from icl_jax.evaluation.compare.metrics import SHARE
-from icl_jax.experiment.report.numbers import headlines, main_metric, show_metric
+from icl_jax.evaluation.metric import SHARE, show_metric
+from icl_jax.experiment.report.numbers import headlines, main_metric
 
-_MARKERS = "osD^vP*X"  # arms are told apart without colours too
+_MARKERS = "osD^vP*X"  # arms differ without colours too
 _COLOURS = [f"C{number}" for number in range(10)]
 _STYLE = {"font.size": 9, "axes.spines.top": False, "axes.spines.right": False}
 
@@ -35,7 +35,7 @@ def draw_rounds(rounds: list[dict], file: Path) -> None:
 
 
 def _draw_arms(axis, rounds: list[dict], task: str, metric: str) -> None:
-    """Values with 95% intervals; each arm goes on from the reference of the round before."""
+    """Values with 95% intervals; each arm continues from the reference of the previous round."""
     reference = rounds[0]["comparison"]["reference"]
     arms = list(dict.fromkeys(arm for found in rounds for arm in found["comparison"]["arms"]))
     cells = [
@@ -44,12 +44,13 @@ def _draw_arms(axis, rounds: list[dict], task: str, metric: str) -> None:
     ]
     places = {arm: 0.06 * (place - (len(arms) - 1) / 2) for place, arm in enumerate(arms)}
     for arm, marker, colour in zip(arms, itertools.cycle(_MARKERS), itertools.cycle(_COLOURS)):
-        told = [(number, held[arm]) for number, held in enumerate(cells, 1) if arm in held]
-        x, y = ([number + places[arm] for number, _ in told], [cell["value"] for _, cell in told])
-        low, high = zip(*(cell["interval95"] for _, cell in told), strict=True)
+        points = [(number, held[arm]) for number, held in enumerate(cells, 1) if arm in held]
+        x = [number + places[arm] for number, _ in points]
+        y = [cell["value"] for _, cell in points]
+        low, high = zip(*(cell["interval95"] for _, cell in points), strict=True)
         errors = [np.subtract(y, low).clip(0), np.subtract(high, y).clip(0)]
         axis.errorbar(x, y, errors, fmt=marker, color=colour, markersize=4, capsize=2, label=arm)
-        for (number, _), *end in zip(told, x, y, strict=True):
+        for (number, _), *end in zip(points, x, y, strict=True):
             if number > 1:
                 begin = (number - 1 + places[reference], cells[number - 2][reference]["value"])
                 style = "-" if arm == reference else ":"
@@ -64,7 +65,7 @@ def _draw_arms(axis, rounds: list[dict], task: str, metric: str) -> None:
 
 
 def _draw_neighbours(axis, rounds: list[dict]) -> None:
-    """How much of each search is left in the next."""
+    """How much of each search remains in the next."""
     names = {"kept": "neighbours kept", "same_nearest": "same nearest"}
     for (name, label), marker in zip(names.items(), _MARKERS):
         values = [(found["round"], (found["overlap"] or {}).get(name)) for found in rounds]
@@ -72,5 +73,5 @@ def _draw_neighbours(axis, rounds: list[dict]) -> None:
         axis.plot(*np.reshape(values, (-1, 2)).T, marker=marker, markersize=4, label=label)
     axis.set_ylim(0, 1)
     axis.yaxis.set_major_formatter(PercentFormatter(1))
-    axis.set_title("neighbours, against the round before", fontsize=9, loc="left")
+    axis.set_title("neighbours, against the previous round", fontsize=9, loc="left")
     axis.legend(fontsize=7, frameon=False)

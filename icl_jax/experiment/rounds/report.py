@@ -1,4 +1,4 @@
-"""What the rounds of an experiment came to: one table, one figure, and the numbers."""
+"""The results of the rounds of an experiment: one table, one figure, and the numbers."""
 
 import json
 
@@ -6,12 +6,13 @@ from etils import epath
 
 from icl_jax.evaluation.compare.compare import compare
 from icl_jax.evaluation.compare.table import show_p
+from icl_jax.evaluation.metric import show_metric
 from icl_jax.experiment.report.numbers import (
+    Headline,
     headlines,
     main_metric,
     make_numbers,
     show_interval95,
-    show_metric,
     show_value,
 )
 from icl_jax.experiment.rounds.config import UNCHANGED, round_folder
@@ -37,7 +38,7 @@ def report_rounds(workdir: epath.Path, count: int) -> None:
 
 
 def show_rounds(workdir: epath.Path, count: int) -> None:
-    """Prints what `report_rounds` found, which is made anew only where it is not there."""
+    """Prints what `report_rounds` found, which is made again only if it is missing."""
     path = workdir / "rounds"
     summary = path.with_suffix(".json")
     if not summary.exists() or len(json.loads(read_text(summary))["rounds"]) != count:
@@ -58,7 +59,9 @@ def make_table(rounds: list[dict], between: dict | None) -> str:
             for arm in arms:
                 cells = [compared["arms"].get(arm, {}) for compared in comparisons]
                 cells = [held[headline.task][metric] if held else None for held in cells]
-                rows.append([f"{show_metric(metric)}: {arm}", *map(_show, cells)])
+                rows.append(
+                    [f"{show_metric(metric)}: {arm}", *(_show(headline, cell) for cell in cells)]
+                )
         metric, reference = main_metric(comparisons[0], headline), comparisons[0]["reference"]
         if between:
             cells = [between["arms"][name][headline.task][metric] for name in between["arms"]]
@@ -77,11 +80,11 @@ def make_table(rounds: list[dict], between: dict | None) -> str:
 
 
 def make_summary(rounds: list[dict], between: dict | None) -> dict:
-    """The same for programs: of each round its neighbours and arm -> numbers."""
-    told = ("round", "workdir", "encoder", "min_similarity", "queries", "queries_with_neighbours",
+    """The same for programs: the neighbours of each round, and arm -> numbers."""
+    names = ("round", "workdir", "encoder", "min_similarity", "queries", "queries_with_neighbours",
             "mean_neighbours", "overlap")  # fmt: skip
     summary = [
-        {name: found[name] for name in told} | {"arms": make_numbers(found["comparison"])}
+        {name: found[name] for name in names} | {"arms": make_numbers(found["comparison"])}
         for found in rounds
     ]
     return {
@@ -92,7 +95,7 @@ def make_summary(rounds: list[dict], between: dict | None) -> dict:
 
 
 def _read(workdir: epath.Path, number: int) -> dict:
-    """What a complete round says of itself, with the comparison of its arms."""
+    """The record of a complete round, with the comparison of its arms."""
     found = json.loads(read_text(round_folder(workdir, number) / "round.json"))
     file = epath.Path(found["workdir"]) / "comparison" / "comparison.json"
     return found | {"comparison": json.loads(read_text(file))}
@@ -129,15 +132,17 @@ def _share_without(found: dict) -> str:
 def _note(rounds: list[dict]) -> str:
     seeds = len(next(iter(rounds[0]["comparison"]["evaluations"].values())))
     return (
-        "In brackets the 95% interval over items; p is two-sided, over the same items, and not "
-        f"adjusted. {UNCHANGED}: as long as the reference and from the same model, with the "
-        "examples of the round before. All arms of a round go on from the reference of the round "
-        f"before{', seed 0 of ' + str(seeds) if seeds > 1 else ''}."
+        "In brackets: the 95% interval over items; p is two-sided, over the same items, and not "
+        f"adjusted. {UNCHANGED}: trained as long as the reference and from the same model, with "
+        "the examples of the previous round. All arms of a round continue from the reference of "
+        f"the previous round{', seed 0 of ' + str(seeds) if seeds > 1 else ''}."
     )
 
 
-def _show(cell: dict | None) -> str:
-    return f"{show_value(cell)} ({show_interval95(cell)})" if cell else _MISSING
+def _show(headline: Headline, cell: dict | None) -> str:
+    if not cell:
+        return _MISSING
+    return f"{show_value(headline, cell)} ({show_interval95(headline, cell)})"
 
 
 def _show_p(cell: dict | None) -> str:

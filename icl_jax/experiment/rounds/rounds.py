@@ -1,9 +1,9 @@
 """Self-improving rounds: each trains, then its model finds the neighbours for the next.
 
 Round 1 is the experiment itself, in WORKDIR; every later one lies in WORKDIR/rounds/NUMBER. There
-the model of the reference arm of the round before searches the same sentences again, and every arm
-goes on from that same model. One more arm, `unchanged`, goes on with the examples of the round
-before: it is trained as long, so what the reference has over it comes of the new search.
+the model of the previous round's reference arm searches the same sentences again, and every arm
+continues from that same model. One more arm, `unchanged`, continues with the examples of the
+previous round: it is trained as long, so the reference's lead over it is due to the new search.
 """
 
 from collections.abc import Sequence
@@ -19,9 +19,8 @@ from icl_jax.design.folders import DesignFolders
 from icl_jax.design.strategies.strategy import need_neighbours
 from icl_jax.evaluation.compare.compare import compare
 from icl_jax.evaluation.evaluate import evaluate_run
-from icl_jax.experiment.branches import Branch
+from icl_jax.experiment.branches import Branch, one_by_one
 from icl_jax.experiment.comparison import evaluate_each
-from icl_jax.experiment.progress import one_by_one
 from icl_jax.experiment.report.report import write_report
 from icl_jax.experiment.rounds.config import (
     UNCHANGED,
@@ -32,9 +31,9 @@ from icl_jax.experiment.rounds.config import (
     round_folder,
     unchanged_branches,
 )
-from icl_jax.experiment.rounds.neighbour_overlap import compare_neighbours
 from icl_jax.experiment.rounds.report import report_rounds, show_rounds
 from icl_jax.experiment.rounds.search import (
+    compare_neighbours,
     export_encoder,
     find_threshold,
     share_steps,
@@ -45,7 +44,7 @@ from icl_jax.files import mirror
 from icl_jax.files.folder_lock import alone_in
 from icl_jax.files.remote import read_text
 from icl_jax.files.step_folder import read_results, write_json
-from icl_jax.models import huggingface_format
+from icl_jax.models import huggingface
 from icl_jax.retrieval.neighbours import Neighbours
 from icl_jax.training.train import train
 from icl_jax.workers.job import agree, on_first
@@ -62,24 +61,24 @@ def run_rounds(config: ExperimentConfig, workdir: epath.Path, stages: Sequence[s
     first = first_round(config, workdir)
     if "check" in stages:
         run_stages(first.config, workdir, ["check"])
-    before, anew = None, False
+    before, rerun = None, False
     for number in range(1, config.rounds + 1):
-        own = None if anew else _find(first, before, number)
+        own = None if rerun else _find(first, before, number)
         if not agree(f"round {number}", own is not None):
-            anew = True  # what follows was made from another model
+            rerun = True  # later rounds were made from another model
             print(f"\nround {number} of {config.rounds}")
             own = first if before is None else _prepare(first, before)
             _run(own, before)
             on_first(f"complete round {number}", _complete, own, before, workdir)
             on_first(f"report round {number}", report_rounds, workdir, number)
         before = own
-    if not anew:
+    if not rerun:
         print(f"all {config.rounds} rounds are complete")
         on_first("report the rounds", show_rounds, workdir, config.rounds)
 
 
 def _check(config: ExperimentConfig, stages: Sequence[str]) -> None:
-    """Stops on what would stop a later round; the stages of round 1 look at all else."""
+    """Stops on what would stop a later round; the stages of round 1 check everything else."""
     validate(config)
     branches, found = config.branches, []
     if len(branches.arms) < 2:
@@ -92,21 +91,21 @@ def _check(config: ExperimentConfig, stages: Sequence[str]) -> None:
         able = ", ".join(filter(_has_neighbours, ARMS))
         found.append(
             f"branches.reference is '{branches.reference}', whose examples no search changes: all "
-            f"rounds would be alike; expected one of {able}"
+            f"rounds would be the same; expected one of {able}"
         )
     if len(branches.learning_rates) > 1:
         found.append(
-            "a round goes on from one model, but the reference has as many as there are "
+            "a round continues from one model, but the reference has as many as there are "
             f"branches.learning_rates, {len(branches.learning_rates)}; choose one of them"
         )
     if missing := [stage for stage in NEEDED if stage not in stages]:
         found.append(
-            f"rounds take the stages {', '.join(NEEDED)} in turns, but {' and '.join(missing)} "
-            "would not run; leave out --stages, and name a corpus (design.corpus.files) and what "
-            "is measured (evaluation.tasks), or set rounds to 1"
+            f"rounds run the stages {', '.join(NEEDED)} in turn, but {' and '.join(missing)} "
+            "would not run; leave out --stages, and name a corpus (design.corpus.files) and "
+            "evaluation.tasks, or set rounds to 1"
         )
     try:
-        huggingface_format.write_config(config.model)
+        huggingface.write_config(config.model)
     except ValueError as error:
         found.append(
             f"the model of a round is the encoder of the next, as a model folder, but {error}; "
@@ -139,7 +138,7 @@ def _find(first: Round, before: Round | None, number: int) -> Round | None:
 
 
 def _made_from(own: Round) -> dict:
-    """What a complete round is known by."""
+    """What identifies a complete round."""
     design = own.config.design
     files = [
         describe_files(part, field)
@@ -150,7 +149,7 @@ def _made_from(own: Round) -> dict:
 
 
 def _prepare(first: Round, before: Round) -> Round:
-    """The next round, up to what its design needs: the encoder, the sentences, the threshold."""
+    """The next round, with what its design needs: the encoder, the sentences, the threshold."""
     unknown = later_round(first, before, threshold=-1.0)
     workdir = unknown.workdir
     wanted = read_results(DesignFolders(first.workdir).neighbours)["mean_neighbours"]
@@ -163,7 +162,7 @@ def _prepare(first: Round, before: Round) -> Round:
 
 
 def _run(own: Round, before: Round | None) -> None:
-    """The stages of a round; of a later one with the arm `unchanged`."""
+    """The stages of a round; later ones have the arm `unchanged` too."""
     if before is None:
         run_stages(own.config, own.workdir, NEEDED)
         return
@@ -188,7 +187,7 @@ def _compare(own: Round, unchanged: Sequence[Branch]) -> None:
 
 
 def _complete(own: Round, before: Round | None, workdir: epath.Path) -> None:
-    """Writes what is known of a round; it is the last file of it."""
+    """Writes the record of a round, its last file."""
     folders = DesignFolders(own.workdir)
     neighbours = Neighbours.open(folders.neighbours)
     overlap = None

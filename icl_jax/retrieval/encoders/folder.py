@@ -61,7 +61,7 @@ def read_encoder_folder(config: EncoderConfig) -> EncoderFolder:
     if not (folder / "modules.json").exists():
         return _read_network(folder, "model folder", config, {})
     modules = _read_modules(folder)
-    network = folder / modules[0][1]
+    network = huggingface.network_of(folder)
     settings = {}
     for name in sorted(network.glob("sentence_*_config.json")):  # old ones: sentence_roberta_...
         settings = read_json(name)
@@ -92,7 +92,7 @@ def _read_network(folder: Path, kind: str, config: EncoderConfig, settings: dict
     if not file.exists():
         raise FolderError(
             f"{folder} has no tokenizer.json; copy the tokenizer's files there (of a model trained "
-            "here: those of the tokenizer of its design), or where there are only vocabulary files "
+            "here, icl_jax.training.export writes them), or where there are only vocabulary files "
             "write one with transformers: AutoTokenizer.from_pretrained(FOLDER).save_pretrained("
             "FOLDER)"
         )

@@ -6,11 +6,11 @@ import pytest
 from scipy import stats
 
 from icl_jax.evaluation import bootstrap
-from icl_jax.evaluation.compare import metrics as compare_metrics
 import icl_jax.evaluation.compare.compare as compare_module
 from icl_jax.evaluation.compare.compare import compare, main
 from icl_jax.evaluation.compare.figure import draw_figure
 from icl_jax.evaluation.compare.table import make_markdown, task_table
+from icl_jax.evaluation.task import Task, task_class
 from icl_jax.evaluation.tasks.sts.files import SUBSETS
 from icl_jax.files.step_folder import write_json
 
@@ -115,11 +115,11 @@ def test_a_difference_is_called_real_only_among_all_comparisons(tmp_path):
     result = compare(arms, "regular", tmp_path / "out", RESAMPLES)
     cells = {arm: result["arms"][arm]["nq_open"]["exact_match"] for arm in arms}
     assert result["comparisons"] == 6
-    assert cells["much"]["verdict"] == "better, real at 0.05 on these items (1 seed)"
+    assert cells["much"]["verdict"] == "better, significant at 0.05 on these items (1 seed)"
     assert [cells[arm]["real"] for arm in cells] == [None, True, False, False]
     assert cells["some"]["p"] == pytest.approx(2 * 0.5**6)
     assert cells["some"]["p_holm"] > 0.05
-    assert "better at 0.05 on these items (1 seed) by itself, not among" in cells["some"]["verdict"]
+    assert "on these items (1 seed) only before Holm's adjustment" in cells["some"]["verdict"]
     assert cells["same"]["p"] == 1.0 and cells["same"]["verdict"] == "no difference"
 
 
@@ -158,7 +158,7 @@ def test_one_seed_far_ahead_does_not_outvote_all_seeds_behind(tmp_path):
     result = compare({"a": base, "b": new}, "a", tmp_path / "out", RESAMPLES)
     cell = result["arms"]["b"]["nq_open"]["exact_match"]
     assert cell["difference"] == pytest.approx(-0.025) and cell["test"] == "paired bootstrap"
-    assert cell["verdict"] == "not shown"
+    assert cell["verdict"] == "not significant"
 
 
 def test_real_needs_a_difference_over_seeds_too(tmp_path):
@@ -174,15 +174,15 @@ def test_real_needs_a_difference_over_seeds_too(tmp_path):
         welch = stats.ttest_ind(np.array(values[arm]), np.array(values["a"]), equal_var=False)
         assert cells[arm]["p_seeds"] == pytest.approx(welch.pvalue)
         assert cells[arm]["p_holm"] < 0.05
-    assert cells["clear"]["verdict"] == "better, real at 0.05 over items and seeds"
+    assert cells["clear"]["verdict"] == "better, significant at 0.05 over items and seeds"
     assert cells["equal"]["real"] and not cells["noisy"]["real"]
-    assert cells["noisy"]["verdict"] == "better on these seeds, not shown over seeds"
+    assert cells["noisy"]["verdict"] == "better on these seeds, not significant over seeds"
     assert cells["none"]["verdict"] == "no difference"
     result = compare(arms | {"a": seeds_of(tmp_path / "same", [np.arange(200) < 60] * 2)}, "a",
                      tmp_path / "out", 1000)  # fmt: skip
     cell = result["arms"]["equal"]["nq_open"]["exact_match"]
     assert cell["p_seeds"] is None and not cell["real"]
-    assert cell["verdict"] == "better on these seeds, not shown over seeds (they are equal)"
+    assert cell["verdict"] == "better on these seeds, not significant over seeds (they are equal)"
     assert "| none: seeds are equal |" in task_table(result, "nq_open")
 
 
@@ -234,7 +234,7 @@ def test_sts_compares_each_set_and_their_average(tmp_path):
     assert cells["average"]["items"] == 7 * 31
     assert cells["average"]["value"] == pytest.approx(of_b["average"])
     assert cells["average"]["difference"] == pytest.approx(of_b["average"] - of_a["average"])
-    assert cells["average"]["verdict"] == "better, real at 0.05 on these items (1 seed)"
+    assert cells["average"]["verdict"] == "better, significant at 0.05 on these items (1 seed)"
     widths = [np.ptp(cells[name]["difference_interval95"]) for name in cells]
     assert widths[-1] < 0.6 * np.mean(widths[:-1])  # of seven independent ones
 
@@ -293,7 +293,7 @@ def test_the_other_tasks(tmp_path):
     assert loss["value"] == pytest.approx(held["b"])
     assert (loss["items"], loss["better"]) == (30, "lower")
     assert loss["difference"] == pytest.approx(held["b"] - held["a"])
-    assert loss["verdict"] == "better, real at 0.05 on these items (1 seed)"
+    assert loss["verdict"] == "better, significant at 0.05 on these items (1 seed)"
     assert list(cells["perplexity"]) == [
         f"loss of documents{by}" for by in ("", ", by character", ", by byte")
     ]
@@ -315,8 +315,8 @@ def test_one_text_shows_no_difference(tmp_path):
         for arm, loss in (("a", 2700.0), ("b", 1800.0))
     )
     result = compare({"a": [a], "b": [b]}, "a", tmp_path / "out", RESAMPLES)
-    assert result["arms"]["b"]["perplexity"]["loss of documents"]["verdict"] == "not shown"
-    assert "Of 1 items alone, intervals are too narrow" in make_markdown(result)
+    assert result["arms"]["b"]["perplexity"]["loss of documents"]["verdict"] == "not significant"
+    assert "With only 1 items, intervals are too narrow" in make_markdown(result)
 
 
 def test_other_tokens_are_compared_by_character_and_byte_alone(tmp_path):
@@ -351,7 +351,8 @@ def test_other_tokens_are_compared_by_character_and_byte_alone(tmp_path):
 def test_every_evaluation_can_be_compared():
     from icl_jax.evaluation.tasks import TASKS
 
-    assert set(compare_metrics.TASKS) == set(TASKS)
+    for kind in map(task_class, TASKS):
+        assert kind.metrics is not Task.metrics and kind.item and kind.units
 
 
 # Files.

@@ -1,8 +1,10 @@
 """Neighbour gain, against losses of one passage at a time, and with a model that copies."""
 
+import dataclasses
 import json
 from pathlib import Path
 
+from etils import epath
 import numpy as np
 import pytest
 
@@ -14,6 +16,7 @@ from icl_jax.evaluation.likelihood import ROUNDS
 from icl_jax.evaluation.task import read_rows, run_task
 from icl_jax.evaluation.tasks.neighbour_gain import NeighbourGain, find_design, read_queries
 from icl_jax.models import huggingface
+from icl_jax.training.model_at import Place
 from tests.design.gain.test_filter import LIMIT, copying_model
 from tests.design.made_up import make_tables, write_strategy
 from tests.evaluation import small
@@ -148,7 +151,7 @@ def test_queries_without_room_for_a_context_are_left_out_and_counted(kind, workd
     tokens = sum(row["tokens"] for row in left)
     gains = [row["with_random"] - row["with_neighbours"] for row in left]
     np.testing.assert_allclose(results["neighbour_gain"], sum(gains) / tokens)
-    assert f"{len(rows) - len(left)} queries without room for a context left out." in table
+    assert f"{len(rows) - len(left)} queries without room for a context skipped." in table
     assert "| the query | loss, nats a token |" in table and "gained by | nats a token |" in table
     single = task.results(left[:1])
     assert single["neighbour_gain_interval95"] is None
@@ -182,7 +185,7 @@ def test_a_model_without_the_separator_gets_a_new_line(workdir, tmp_path):
     Tokenizer(library, separator_id=id, end_of_text_id=0).save(folder)
     task = open_task(folder, workdir)
     assert task.separator.startswith("a new line")
-    assert task._separator_tokens.tolist() == task._subject.tokenizer.encode("\n").tolist() != []
+    assert task._separator_tokens.tolist() == task._model.tokenizer.encode("\n").tolist() != []
 
 
 def test_a_workdir_without_both_kinds_of_groups_is_refused(workdir, tmp_path):
@@ -196,7 +199,7 @@ def test_a_workdir_without_both_kinds_of_groups_is_refused(workdir, tmp_path):
 
 def test_the_design_of_a_run_is_found_from_any_name_of_the_run(workdir, tmp_path):
     folder = small.subject_of(save(GPTConfig, tmp_path / "model", workdir))
-    network = workdir / "checkpoints" / "20" / "params"
     for name in (workdir, workdir / "checkpoints", workdir / "checkpoints" / "20"):
-        subject = type(folder)(str(name), "run", network, folder.config, folder.tokenizer, {})
+        place = Place(str(name), "run", epath.Path(workdir / "checkpoints"), 20)
+        subject = dataclasses.replace(folder, place=place)
         assert find_design(subject, "") == str(workdir)

@@ -179,7 +179,7 @@ def test_the_table_is_aligned_in_the_order_of_the_arms(tmp_path, capsys):
     assert "![The arms compared](comparison.png)" in written
     assert "(comparison/comparison.md)" in written
     assert "sign test, not adjusted): exact match on the same 400 questions" in written
-    assert "1 seed of each arm" in written
+    assert "1 seed per arm" in written
 
 
 def test_each_task_has_a_table_and_a_sentence(tmp_path):
@@ -190,7 +190,8 @@ def test_each_task_has_a_table_and_a_sentence(tmp_path):
         "exact match", "average", "neighbour gain", "loss of documents", "RTE accuracy"
     ]  # fmt: skip
     assert f"sts average: {REFERENCE} has 40.50, regular 30.50; its lead over regular" in text
-    assert f"loss of documents: {REFERENCE} has 3.1000, regular 3.0000; regular is better" in text
+    assert f"loss of documents: {REFERENCE} has 3.1000, regular 3.0000; regular is" in text
+    assert "; regular is significantly better on these texts" in text
     assert "(nats per token) on the same 400 texts, lower is better" in text
     assert text.count("Look next") == 1
 
@@ -203,7 +204,7 @@ def test_seeds_and_few_items_are_told(tmp_path):
     for tasks in comparison["arms"].values():
         for held in tasks["nq_open"].values():
             held["items"] = 12
-    assert "Of 12 questions alone, intervals are too narrow" in make_text(comparison, tmp_path)
+    assert "With only 12 questions, intervals are too narrow" in make_text(comparison, tmp_path)
 
 
 # What was seen.
@@ -212,24 +213,25 @@ def test_seeds_and_few_items_are_told(tmp_path):
 def test_a_lead_over_every_arm():
     assert seen(questions(COUNTS, random_in_context=0.004)) == (
         f"{REFERENCE} answers 112 of 400 questions, regular 3 and random_in_context, the best of "
-        "the others, 7; its lead over every other arm is real on these questions (largest adjusted "
-        "p 0.004)."
+        "the others, 7; its lead over every other arm is significant on these questions "
+        "(largest adjusted p 0.004)."
     )
 
 
 def test_a_lead_over_some_arms_and_no_difference_to_others():
     counts = COUNTS | {"random_in_context": 101}
     assert seen(questions(counts, random_in_context=0.3)).endswith(
-        "; its lead over regular and random_in_batch is real on these questions (largest adjusted "
-        "p < 0.001); a difference to random_in_context is not shown (adjusted p 0.300)."
+        "; its lead over regular and random_in_batch is significant on these questions (largest "
+        "adjusted p < 0.001); the difference to random_in_context is not significant (adjusted p "
+        "0.300)."
     )
 
 
 def test_no_difference_to_any_arm():
     said = seen(questions({"regular": 3, REFERENCE: 4, "task_only": 2}, regular=1, task_only=0.8))
     assert said == (
-        f"{REFERENCE} answers 4 of 400 questions, regular 3; a difference to any other arm is not "
-        "shown (smallest adjusted p 0.800)."
+        f"{REFERENCE} answers 4 of 400 questions, regular 3; no difference to any other arm is "
+        "significant (smallest adjusted p 0.800)."
     )
 
 
@@ -237,11 +239,10 @@ def test_another_arm_is_better():
     said = seen(questions(COUNTS | {"random_in_context": 200}))
     assert "random_in_context, the best of the others, 200; its lead over regular and" in said
     assert said.endswith(
-        "; random_in_context is better than it, and that is real on these questions (adjusted p "
-        "< 0.001)."
+        "; random_in_context is significantly better on these questions (adjusted p < 0.001)."
     )
     said = seen(questions({"regular": 90, REFERENCE: 4, "random_in_batch": 91}))
-    assert "; every other arm is better than it, and that is real" in said and "lead" not in said
+    assert "; every other arm is significantly better on these" in said and "lead" not in said
 
 
 def test_several_seeds_are_named_and_must_agree():
@@ -249,13 +250,13 @@ def test_several_seeds_are_named_and_must_agree():
     said = seen(questions(counts, regular=(0.001, 0.01), random_in_batch=(0.002, 0.2)))
     assert said == (
         f"{REFERENCE} answers 106.0 of 400 questions (mean of 2 seeds), regular 3.5 and "
-        "random_in_batch, the best of the others, 45.0; its lead over regular is real on these "
-        "questions and over seeds (adjusted p 0.001; over seeds p 0.010); the difference to "
-        "random_in_batch is seen on these questions, but not over seeds (p 0.200)."
+        "random_in_batch, the best of the others, 45.0; its lead over regular is significant on "
+        "these questions and over seeds (adjusted p 0.001; over seeds p 0.010); the difference to "
+        "random_in_batch is significant on these questions, but not over seeds (p 0.200)."
     )
     said = seen(questions(counts, regular=(0.001, None), random_in_batch=(0.001, None)))
-    assert said.endswith("every other arm is seen on these questions, but not over seeds (those "
-                         "of an arm are equal).")  # fmt: skip
+    assert said.endswith("every other arm is significant on these questions, but not over "
+                         "seeds (an arm's seeds are equal).")  # fmt: skip
 
 
 def test_where_nothing_is_right_f1_is_spoken_of():
@@ -279,14 +280,15 @@ def test_without_a_regular_arm_the_first_is_the_baseline():
 
 def test_where_to_look_names_only_what_is_there(tmp_path, monkeypatch):
     comparison = questions(COUNTS)
+    (headline,) = headlines(comparison)
     answers = f"runs/q/branches/{REFERENCE}-seed0/evaluation/550/nq_open/outputs.jsonl"
-    told = say_where_to_look(comparison, tmp_path, "nq_open")
+    told = say_where_to_look(comparison, tmp_path, headline)
     assert told == f"Look next at the answers of {REFERENCE} in {answers}."
     design = tmp_path / "design"
     (design / "arms" / REFERENCE).mkdir(parents=True)
     (design / "arms" / REFERENCE / "results.json").write_text("{}")
     (design / "card.html").write_text("")
-    told = say_where_to_look(comparison, tmp_path, "nq_open")
+    told = say_where_to_look(comparison, tmp_path, headline)
     assert (
         f"(`python -m icl_jax.design.explain --workdir={tmp_path} --arm={REFERENCE} "
         f"--index=1`), at all arms side by side in {design / 'card.html'} and at the answers"
@@ -294,11 +296,11 @@ def test_where_to_look_names_only_what_is_there(tmp_path, monkeypatch):
     inside = tmp_path / "branches" / "evaluation"
     comparison["evaluations"][REFERENCE] = [str(inside)]
     monkeypatch.chdir(tmp_path.parent)
-    told = say_where_to_look(comparison, Path(tmp_path.name), "nq_open")
+    told = say_where_to_look(comparison, Path(tmp_path.name), headline)
     assert f" in {tmp_path.name}/branches/evaluation/nq_open/outputs.jsonl." in told
     comparison["reference"] = with_rate = f"{REFERENCE}-rate3e-05"
     comparison["evaluations"][with_rate] = comparison["evaluations"].pop(REFERENCE)
-    assert f"--arm={REFERENCE} " in say_where_to_look(comparison, tmp_path, "nq_open")
+    assert f"--arm={REFERENCE} " in say_where_to_look(comparison, tmp_path, headline)
 
 
 # The figure.

@@ -32,9 +32,8 @@ from icl_jax.config import (
     TrainingConfig,
 )
 from icl_jax.experiment.rounds.config import first_round, later_round, unchanged_branches
-from icl_jax.experiment.rounds.neighbour_overlap import compare_neighbours
 from icl_jax.experiment.rounds.rounds import run_rounds
-from icl_jax.experiment.rounds.search import choose_threshold
+from icl_jax.experiment.rounds.search import choose_threshold, compare_neighbours
 from icl_jax.experiment.stages import run_stages
 from icl_jax.models import huggingface
 from icl_jax.retrieval.neighbours import Neighbours

@@ -19,7 +19,7 @@ UNLABELLED = ("-", "-1", "")
 
 
 class Pair(NamedTuple):
-    """Two sentences and how they stand to each other."""
+    """Two sentences and how they are related."""
 
     task: str
     sentence1: str

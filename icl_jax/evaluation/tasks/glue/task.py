@@ -11,28 +11,44 @@ from collections.abc import Callable, Sequence
 from jax.sharding import Mesh
 import numpy as np
 
-from icl_jax.config import ConfigError, EvaluationConfig, StageError
-from icl_jax.evaluation.bootstrap import share_interval
+from icl_jax.config import ConfigError, EvaluationConfig, ModelConfig, StageError
+from icl_jax.evaluation.bootstrap import note_few_items, share_interval, show_interval
 from icl_jax.evaluation.likelihood import Likelihood
-from icl_jax.evaluation.subject import Subject
+from icl_jax.evaluation.metric import Metrics, share_of_right, split
 from icl_jax.evaluation.tables import describe_source, named_sources
+from icl_jax.evaluation.task import Task
 from icl_jax.evaluation.tasks.glue.pairs import Pair, find_pairs, read_pairs
-from icl_jax.evaluation.tasks.glue.table import make_table
 from icl_jax.evaluation.tasks.glue.templates import Template, read_templates
+from icl_jax.training.model_at import ModelAt
 
-# Scores that differ by less than this share of the best are equal: so much may come from the place
-# of a text in a batch and from the CPU (float32: up to 5e-7 with 4 layers of width 256).
+# Scores that differ by less than this share of the best are equal: the position of a text in a
+# batch and the CPU can change that much (float32: up to 5e-7 with 4 layers of width 256).
 TIE = 1e-6
 
 
-class GlueZeroShot:
+# Count of pairs -> what is special about them.
+COUNTED = {
+    "cut": "cut on the left to the model's positions",
+    "ties": "whose best labels differ by at most {tie_tolerance:g} of their score, so that the "
+    "first counts as guessed",
+}
+
+
+class GlueZeroShot(Task):
     """The task `glue`."""
 
-    unit, part_size = "pairs", 500
+    unit, part_size, folders = "pairs", 500, ("glue",)
+    item = ("task", "sentence1", "sentence2", "label")
+    rank = 5
 
-    def __init__(self, subject: Subject, config: EvaluationConfig):
-        self._config, self._tokenizer = config, subject.tokenizer
-        self._likelihood = Likelihood(subject)
+    @classmethod
+    def check(cls, config: EvaluationConfig, model: ModelConfig) -> None:
+        """Stops on files that cannot be read."""
+        read_tasks(config)
+
+    def __init__(self, model: ModelAt, config: EvaluationConfig):
+        self._config, self._tokenizer = config, model.tokenizer
+        self._likelihood = Likelihood(model)
         self._templates, sources, self.items, self._unlabelled = read_tasks(config)
         self.inputs = {
             "files": {task: describe_source(source) for task, source in sources.items()},
@@ -90,18 +106,18 @@ class GlueZeroShot:
 
     def _results(self, rows: list[dict]) -> dict:
         template = self._templates[rows[0]["task"]]
-        told: dict = {"pairs": len(rows)}
+        numbers: dict = {"pairs": len(rows)}
         for end in ("", "_normalised"):
             right = [row[f"prediction{end}"] == row["label"] for row in rows]
-            told[f"accuracy{end}"] = float(np.mean(right))
-            told[f"accuracy{end}_interval95"] = share_interval(
+            numbers[f"accuracy{end}"] = float(np.mean(right))
+            numbers[f"accuracy{end}_interval95"] = share_interval(
                 right, self._config.resamples, self._config.seed
             )
         gold = Counter(row["label"] for row in rows)
         majority = max(template.labels, key=lambda label: gold[label])
         guessed = Counter(row["prediction"] for row in rows)
         both = Counter((row["label"], row["prediction"]) for row in rows)
-        return told | {
+        return numbers | {
             "majority_label": majority,
             "majority_rate": gold[majority] / len(rows),
             "prediction_rates": {label: guessed[label] / len(rows) for label in template.labels},
@@ -116,17 +132,32 @@ class GlueZeroShot:
         """One line for each task, and how its labels are confused."""
         return make_table(results, self._config.glue.tasks)
 
+    @staticmethod
+    def metrics(rows: list[dict], results: dict) -> Metrics:
+        """Both accuracies of each task."""
+        guesses = {"accuracy": "prediction", "accuracy by token": "prediction_normalised"}
+        return {
+            f"{name} {accuracy}": share_of_right([row[guess] == row["label"] for row in own])
+            for name, own in split(rows, "task").items()
+            for accuracy, guess in guesses.items()
+        }
+
+    @staticmethod
+    def headline(metrics: list[str]) -> list[str]:
+        """The accuracies by the likelihood of the whole, not by token."""
+        return [name for name in metrics if name.endswith(" accuracy")]
+
+    @classmethod
+    def title(cls, metric: str, items: int) -> str:
+        """Of its panel in the figure of a report."""
+        return f"Zero-shot {metric}"
+
 
 def _hint(task: str) -> str:
     """How to write what looks like several tasks in one."""
     names = tuple(name.strip() for name in task.split(",") if name.strip())
     form = str(names).replace(" ", "")
     return f'; several are written --evaluation.glue.tasks="{form}"' if "," in task else ""
-
-
-def check_data(config: EvaluationConfig) -> None:
-    """Stops on files that cannot be read."""
-    read_tasks(config)
 
 
 def read_tasks(config: EvaluationConfig):
@@ -192,3 +223,54 @@ def _best(scores: dict[str, float]) -> list[str]:
     """The label with the best score, and those that tie with it, in the order of the labels."""
     best = max(scores.values())
     return [label for label, score in scores.items() if best - score <= TIE * abs(best)]
+
+
+def make_table(results: dict, tasks: Sequence[str]) -> str:
+    """One line for each task, notes, and below them each task's confusion matrix."""
+    lines = [
+        "| task | pairs | accuracy (95% interval) | accuracy by token (95% interval) "
+        "| majority class | guessed |",
+        "|---|---|---|---|---|---|",
+    ]
+    for task in tasks:
+        own = results[task]
+        guessed = ", ".join(
+            f"{label} {_percent(r)}" for label, r in own["prediction_rates"].items()
+        )
+        lines.append(
+            f"| {task} | {own['pairs']:,} | {_accuracy(own, 'accuracy')} | "
+            f"{_accuracy(own, 'accuracy_normalised')} | "
+            f"{_percent(own['majority_rate'])} ({own['majority_label']}) | {guessed} |"
+        )
+    lines += [
+        "",
+        f"Accuracy by the likelihood of the {results['score']}, preset {results['preset']}; by "
+        "token: divided by its number of tokens.",
+        *note_few_items(*(results[task]["pairs"] for task in tasks)),
+    ]
+    for name, words in COUNTED.items():
+        counts = {task: results[task][name] for task in tasks}
+        if any(counts.values()):
+            listed = ", ".join(f"{task} {count:,}" for task, count in counts.items())
+            lines.append(f"Pairs {words.format(**results)}: {listed}.")
+    lines += ["", "What was guessed (by likelihood, not by token) for each gold label, in pairs:"]
+    for task in tasks:
+        lines += ["", *_confusion(task, results[task]["confusion"])]
+    return "\n".join(lines)
+
+
+def _confusion(task: str, counts: dict[str, dict[str, int]]) -> list[str]:
+    """Rows gold, columns guessed."""
+    lines = [f"| {task}: gold | " + " | ".join(f"guessed {label}" for label in counts) + " |"]
+    lines.append("|---" * (len(counts) + 1) + "|")
+    for label, row in counts.items():
+        lines.append(f"| {label} | " + " | ".join(f"{count:,}" for count in row.values()) + " |")
+    return lines
+
+
+def _accuracy(own: dict, name: str) -> str:
+    return f"{_percent(own[name])} ({show_interval(own[f'{name}_interval95'], _percent)})"
+
+
+def _percent(share: float) -> str:
+    return f"{100 * share:.1f}%"

@@ -2,47 +2,67 @@
 
 A window slides over each text; it predicts the tokens that the one before did not, so that every
 token but the first is predicted exactly once, after at least window - stride others. An encoder
-("masked perplexity", which is not to be compared with a GPT's) is asked for every token once, in 7
-passes with every 7th token behind a mask; it sees what stands on both sides in the window.
+("masked perplexity", which cannot be compared with a GPT's) predicts every token once, in 7 passes
+with every 7th token masked; it sees both sides of it in the window.
 
 Of records, all tokens count by token, as in training (an encoder: those that are no special ones),
 but only the losses of text tokens count by character and by byte.
 """
 
 from collections.abc import Callable, Iterator, Sequence
+import dataclasses
 import math
 from pathlib import Path
 
+from etils import epath
 from jax.sharding import Mesh
 import numpy as np
 
 from icl_jax.config import ConfigError, EvaluationConfig, StageError
 from icl_jax.design.folders import PREFIX, arm_folder, is_arm
-from icl_jax.evaluation.bootstrap import ratio_interval, show_interval, tell_few_items
+from icl_jax.evaluation.bootstrap import note_few_items, ratio_interval, show_interval
 from icl_jax.evaluation.likelihood import Likelihood
-from icl_jax.evaluation.subject import Subject
+from icl_jax.evaluation.metric import Metrics, Unit, by_size, split
+from icl_jax.evaluation.task import Task
 from icl_jax.evaluation.tasks.perplexity.texts import Documents, Records, Text, special_tokens
 from icl_jax.models.passage_losses import Passage
+from icl_jax.training.model_at import ModelAt
 
+_BITS = 1 / math.log(2)  # of a nat
 # Result -> what is divided by what, and the factor from nats.
 MEASURES = {
     "nats_per_token": ("loss", "tokens", 1.0),
-    "bits_per_character": ("text_loss", "characters", 1 / math.log(2)),
-    "bits_per_byte": ("text_loss", "bytes", 1 / math.log(2)),
+    "bits_per_character": ("text_loss", "characters", _BITS),
+    "bits_per_byte": ("text_loss", "bytes", _BITS),
 }
+LOSS = Unit("nats per token", 4, "lower", by_token=True)
+BY_CHARACTER = Unit("bits per character", 4, "lower")
+BY_BYTE = Unit("bits per byte", 4, "lower")
 
 
-class Perplexity:
+class Perplexity(Task):
     """The task `perplexity`."""
 
     unit, part_size = "texts", 64
+    item, units = ("source", "document"), (LOSS, BY_CHARACTER, BY_BYTE)
+    rank = 4
 
-    def __init__(self, subject: Subject, config: EvaluationConfig):
-        self._config, self._likelihood = config, Likelihood(subject)
-        self._special = special_tokens(subject.tokenizer)
-        self.kind = "masked perplexity" if subject.masked else "perplexity"
-        self.window, self.stride = self._sizes(subject)
-        self._sources = self._open(subject)
+    @classmethod
+    def with_design(cls, config: EvaluationConfig, workdir: epath.Path) -> EvaluationConfig:
+        """Records of an arm are read from the design in `workdir`."""
+        arms, wanted = workdir / "design" / "arms", config.perplexity
+        records = tuple(
+            str(arms / source.removeprefix(PREFIX)) if is_arm(source) else source
+            for source in wanted.records
+        )
+        return dataclasses.replace(config, perplexity=dataclasses.replace(wanted, records=records))
+
+    def __init__(self, model: ModelAt, config: EvaluationConfig):
+        self._config, self._likelihood = config, Likelihood(model)
+        self._special = special_tokens(model.tokenizer)
+        self.kind = "masked perplexity" if model.masked else "perplexity"
+        self.window, self.stride = self._sizes(model)
+        self._sources = self._open(model)
         self.items = [(n, i) for n, source in enumerate(self._sources) for i in range(len(source))]
         self.inputs = {
             "kind": self.kind,
@@ -52,12 +72,12 @@ class Perplexity:
             "sources": {source.name: source.inputs for source in self._sources},
         }
 
-    def _sizes(self, subject: Subject) -> tuple[int, int]:
+    def _sizes(self, model: ModelAt) -> tuple[int, int]:
         """Window and stride, in tokens of the text."""
         wanted, found, room = self._config.perplexity, [], self._likelihood.room
         if wanted.window > self._likelihood.positions:
             found.append(
-                f"evaluation.perplexity.window is {wanted.window}, but {subject.path} has "
+                f"evaluation.perplexity.window is {wanted.window}, but {model.path} has "
                 f"{self._likelihood.positions} positions; lower it, or leave it at 0"
             )
         window = min(wanted.window or room, room)
@@ -71,17 +91,17 @@ class Perplexity:
             raise ConfigError("; ".join(found))
         return window, stride
 
-    def _open(self, subject: Subject) -> list[Documents | Records]:
-        wanted, tokenizer = self._config.perplexity, subject.tokenizer
+    def _open(self, model: ModelAt) -> list[Documents | Records]:
+        wanted, tokenizer = self._config.perplexity, model.tokenizer
         given = 0 if self._likelihood.masked else 1
         sources: list[Documents | Records] = []
         if wanted.documents.files:
             sources.append(Documents(wanted.documents, wanted.limit, tokenizer, given))
-        folders = [_folder(source, subject) for source in wanted.records]
+        folders = [_folder(source, model) for source in wanted.records]
         names = [Path(folder).name for folder in folders]
         for name, folder in zip(names, folders, strict=True):
             name = folder if names.count(name) > 1 or name == Documents.name else name
-            vocabulary = subject.config.vocab_size
+            vocabulary = model.config.vocab_size
             sources.append(Records(name, folder, wanted.limit, tokenizer, given, vocabulary))
         if not sources:
             raise ConfigError(
@@ -119,8 +139,8 @@ class Perplexity:
         for row in rows:
             if not math.isfinite(row["loss"]):
                 raise StageError(
-                    f"the model gives no finite loss to {row['document']} of {row['source']}; look "
-                    "at its weights"
+                    f"the loss of {row['document']} of {row['source']} is not finite; check the "
+                    "weights of the model"
                 )
         return rows
 
@@ -158,23 +178,28 @@ class Perplexity:
         }
 
     def _results(self, rows: list[dict]) -> dict:
-        told: dict = {"texts": len(rows), "texts_predicted": sum(row["tokens"] > 0 for row in rows)}
-        told |= {name: sum(row[name] for row in rows) for name in ("tokens", "characters", "bytes")}
+        numbers: dict = {
+            "texts": len(rows),
+            "texts_predicted": sum(row["tokens"] > 0 for row in rows),
+        }
+        numbers |= {
+            name: sum(row[name] for row in rows) for name in ("tokens", "characters", "bytes")
+        }
         rows = [row for row in rows if row["tokens"]]  # others would be drawn for nothing
         for name, (above, below, factor) in MEASURES.items():
             losses = [row[above] * factor for row in rows]
             sizes = [row[below] for row in rows]
-            told[name], told[f"{name}_interval95"] = None, None
+            numbers[name], numbers[f"{name}_interval95"] = None, None
             if sum(sizes):
-                told[name] = sum(losses) / sum(sizes)
-                told[f"{name}_interval95"] = ratio_interval(
+                numbers[name] = sum(losses) / sum(sizes)
+                numbers[f"{name}_interval95"] = ratio_interval(
                     losses, sizes, self._config.resamples, self._config.seed
                 )
         name = self.kind.replace(" ", "_")
-        told[name] = _exp(told["nats_per_token"])
-        ends = told["nats_per_token_interval95"]
-        told[f"{name}_interval95"] = ends and [_exp(end) for end in ends]
-        return told
+        numbers[name] = _exp(numbers["nats_per_token"])
+        ends = numbers["nats_per_token_interval95"]
+        numbers[f"{name}_interval95"] = ends and [_exp(end) for end in ends]
+        return numbers
 
     def table(self, results: dict) -> str:
         """One line for each source."""
@@ -197,11 +222,31 @@ class Perplexity:
             f"{results['bad_documents']} documents could not be read. A {kind} is by token: "
             "compare models with another tokenizer by character or by byte."
         )
-        lines += tell_few_items(*(own["texts_predicted"] for own in shown.values()))
+        lines += note_few_items(*(own["texts_predicted"] for own in shown.values()))
         single = [source for source, own in sources.items() if own["texts"] == 1]
         if single:
             lines.append(f"Only one text: {', '.join(single)}.{_how_to_split(single)}")
         return "\n".join(lines)
+
+    @staticmethod
+    def metrics(rows: list[dict], results: dict) -> Metrics:
+        """The loss of each source, in three units."""
+        metrics = {}
+        for name, own in split(rows, "source").items():
+            bits = [row["text_loss"] * _BITS for row in own]
+            loss = [row["loss"] for row in own]
+            metrics[f"loss of {name}"] = by_size(own, loss, "tokens", LOSS)
+            metrics[f"loss of {name}, by character"] = by_size(
+                own, bits, "characters", BY_CHARACTER
+            )
+            metrics[f"loss of {name}, by byte"] = by_size(own, bits, "bytes", BY_BYTE)
+        return metrics
+
+    @staticmethod
+    def headline(metrics: list[str]) -> list[str]:
+        """By token; by byte where the models have different tokens."""
+        by_token = [name for name in metrics if not name.endswith((", by character", ", by byte"))]
+        return by_token or [name for name in metrics if name.endswith(", by byte")]
 
 
 def windows(count: int, window: int, stride: int, given: int) -> Iterator[tuple[int, int, int]]:
@@ -216,11 +261,11 @@ def windows(count: int, window: int, stride: int, given: int) -> Iterator[tuple[
         begin, new = begin + stride, end
 
 
-def _folder(source: str, subject: Subject) -> str:
+def _folder(source: str, model: ModelAt) -> str:
     """Where the records of a source lie."""
     if not is_arm(source):
         return source
-    workdir = subject.own_workdir("evaluation.perplexity.records")
+    workdir = model.own_workdir("evaluation.perplexity.records")
     return str(arm_folder(workdir, source.removeprefix(PREFIX)))
 
 

@@ -61,7 +61,7 @@ class Documents:
             first = "; ".join(f"{d.file}, {d.place}: {d.reason}" for d in bad[:_SHOWN])
             raise ConfigError(
                 f"{_FIELD}: {self.bad} of {len(self) + self.bad} documents are bad, more than "
-                f"max_bad_share = {config.max_bad_share:g} allows: {first}. Mend the files, or "
+                f"max_bad_share = {config.max_bad_share:g} allows: {first}. Repair the files, or "
                 "raise it"
             )
         described = describe_files(config, _FIELD)  # by what they hold, wherever they lie

@@ -1,8 +1,8 @@
-"""Reads sentence pairs with the scores that people gave: STS12-16, STS-B, SICK-R and tables.
+"""Reads sentence pairs with human scores: STS12-16, STS-B, SICK-R and tables.
 
 In the data folder lie sts/ (or STS/) and sick/ (or SICK/) as SentEval has them; sts/ may hold the
-text twice, in original/ and, tokenised and lower-cased, in senteval_tok/. Lines are parted by tabs;
-quotes are text. White space is folded, as SentEval does. A pair without a score is dropped, and
+text twice, in original/ and, tokenised and lower-cased, in senteval_tok/. Lines are tab-separated;
+quotes are text. White space is folded, as SentEval does. Pairs without a score are dropped and
 counted.
 """
 
@@ -39,7 +39,7 @@ _COLUMNS = {  # of tables, and what others call them
 
 
 class Pair(NamedTuple):
-    """Two sentences and the mean of people's scores."""
+    """Two sentences and the mean of their human scores."""
 
     task: str
     subset: str  # "": the set has none
@@ -67,9 +67,9 @@ class PairSet:
 
 
 def read_sets(config: EvaluationConfig) -> list[PairSet]:
-    """All sets that a config names, in its order; what is wrong with any of them is told at once.
+    """All sets that a config names, in its order; stops with everything that is wrong.
 
-    A set or subset that is not there is no error while others are.
+    A missing set or subset is no error while others are there.
     """
     sources = named_sources(config.sts.files, "evaluation.sts.files")
     if config.data and not Path(config.data).is_dir():
@@ -149,7 +149,7 @@ def _find_folder(name: str, config: EvaluationConfig) -> Path | None:
 
 
 def _read_subset(held: PairSet, folder: Path, subset: str) -> None:
-    """STS.input.X.txt and STS.gs.X.txt; of 2016 the names begin with STS2016."""
+    """STS.input.X.txt and STS.gs.X.txt; those of 2016 begin with STS2016."""
     texts, scores = (_find_file(folder, held.name, kind, subset) for kind in ("input", "gs"))
     if texts is None or scores is None:
         held.missing.append(f"{held.name}/{subset}")
@@ -191,7 +191,7 @@ def _read_one_file(held: PairSet, file: Path) -> None:
         fields, where = line.split("\t"), f"line {number} of {file}"
         if len(fields) <= max(columns):
             raise ConfigError(
-                f"{where}: expected at least {max(columns) + 1} fields parted by tabs, got "
+                f"{where}: expected at least {max(columns) + 1} tab-separated fields, got "
                 f"{len(fields)}: {line[:60]!r}; fetch the file again"
             )
         sentence1, sentence2, score = (fields[n] for n in columns)

@@ -1,34 +1,40 @@
-"""Sentence similarity: how the cosines of sentence vectors go with people's scores, untrained."""
+"""Sentence similarity: how well cosines of sentence vectors correlate with human scores."""
 
 from collections.abc import Callable, Sequence
 
 from jax.sharding import Mesh
 import numpy as np
 
-from icl_jax.config import ConfigError, EvaluationConfig, StageError
-from icl_jax.evaluation.subject import Subject
-from icl_jax.evaluation.tasks.sts.files import Pair, read_sets
-from icl_jax.evaluation.tasks.sts.scores import score_sets
-from icl_jax.evaluation.tasks.sts.table import make_table
+from icl_jax.config import ConfigError, EvaluationConfig, ModelConfig, StageError
+from icl_jax.evaluation.bootstrap import Statistic, spearman_of
+from icl_jax.evaluation.metric import Metric, Metrics, Unit, split
+from icl_jax.evaluation.task import Task
+from icl_jax.evaluation.tasks.sts.files import SUBSETS, Pair, read_sets
+from icl_jax.evaluation.tasks.sts.scores import make_table, score_sets
 from icl_jax.evaluation.tasks.sts.vectors import describe_recipe, make_recipe
 from icl_jax.retrieval.encoders.transformer import TransformerEncoder
+from icl_jax.training.model_at import ModelAt
+
+SPEARMAN = Unit("Spearman x 100, all", 2)
+_OF_THE_WEIGHTS = ("checksum", "tokenizer", "max_tokens")  # of a recipe of sentence vectors
 
 
-def check_data(config: EvaluationConfig) -> None:
-    """Stops on files that cannot be read."""
-    read_sets(config)
+class Sts(Task):
+    """The task `sts`: STS12-16, STS-B and SICK-R, and whatever else `config.sts` names."""
 
+    unit, part_size, folders = "pairs", 2048, ("sts", "sick")
+    item, units = ("task", "subset", "sentence1", "sentence2", "gold"), (SPEARMAN,)
+    rank = 2
 
-class Sts:
-    """STS12-16, STS-B and SICK-R, and whatever else `config.sts` names."""
+    @classmethod
+    def check(cls, config: EvaluationConfig, model: ModelConfig) -> None:
+        """Stops on files that cannot be read."""
+        read_sets(config)
 
-    unit = "pairs"
-    part_size = 2048
-
-    def __init__(self, subject: Subject, config: EvaluationConfig):
+    def __init__(self, model: ModelAt, config: EvaluationConfig):
         found = []
         try:
-            self._recipe = make_recipe(subject, config)
+            self._recipe = make_recipe(model, config)
         except (ConfigError, StageError) as error:
             found.append(str(error))
         try:
@@ -37,7 +43,7 @@ class Sts:
             found.append(str(error))
         if found:
             raise ConfigError("; ".join(found))
-        self._subject, self._encoder = subject, None
+        self._model, self._encoder = model, None
         self._seed, self._resamples = config.seed, config.resamples
         self.items: Sequence[Pair] = [pair for held in self._sets for pair in held.pairs]
         data = {held.name: {"files": held.files, "missing": held.missing} for held in self._sets}
@@ -46,7 +52,7 @@ class Sts:
     def run(
         self, items: Sequence[Pair], first: int, mesh: Mesh, progress: Callable[[int], None]
     ) -> list[dict]:
-        """Pairs with their cosine; `cut` says how many tokens of which sentence did not fit."""
+        """Pairs with their cosine; `cut` says how many tokens of each sentence did not fit."""
         texts = list(dict.fromkeys(t for pair in items for t in (pair.sentence1, pair.sentence2)))
         vectors = self._encode(texts, mesh, _in_pairs(progress, len(texts), len(items)))
         cut = self._recipe.count_cut(texts)
@@ -71,22 +77,55 @@ class Sts:
         """Per set, then per subset."""
         return make_table(results)
 
+    @staticmethod
+    def metrics(rows: list[dict], results: dict) -> Metrics:
+        """`all` of each set that is whole, and the average of the seven if all are."""
+        metrics: Metrics = {}
+        for name, own in split(rows, "task").items():
+            cosine, gold = (np.array([row[key] for row in own]) for key in ("cosine", "gold"))
+            withheld = results[name]["all"]["spearman"] is None
+            whole = Metric(SPEARMAN, _times_100(spearman_of(cosine, gold)), cosine)
+            metrics[name] = None if withheld else whole
+        withheld = results["average"] is None
+        metrics["average"] = None if withheld else Metric(SPEARMAN, mean_of=tuple(SUBSETS))
+        return metrics
+
+    @staticmethod
+    def shared_inputs(inputs: dict) -> dict:
+        """The data, and how vectors are made from the model's output."""
+        recipe = inputs.get("vectors", {}).items()
+        return inputs | {"vectors": {k: v for k, v in recipe if k not in _OF_THE_WEIGHTS}}
+
+    @staticmethod
+    def headline(metrics: list[str]) -> list[str]:
+        """The average, then the sets."""
+        return sorted(metrics, key=lambda name: name != "average")
+
+    @classmethod
+    def title(cls, metric: str, items: int) -> str:
+        """Of its panel in the figure of a report."""
+        return f"Sentence similarity, {metric}"
+
     def _encode(self, texts: list[str], mesh: Mesh, progress: Callable[[int], None]) -> np.ndarray:
         if self._encoder is None:
-            model = self._subject.load(mesh)
-            self._encoder = TransformerEncoder(model, self._recipe, mesh, self._subject.path, {})
+            model = self._model.load(mesh)
+            self._encoder = TransformerEncoder(model, self._recipe, mesh, self._model.path, {})
         vectors = self._encoder.encode(texts, progress).astype(np.float64)
         wrong = np.flatnonzero(~np.isfinite(vectors).all(axis=1))
         if len(wrong):
             raise StageError(
-                f"{self._subject.path} gives a vector that is not finite, of {texts[wrong[0]]!r}; "
-                "are its weights those of a training that diverged?"
+                f"{self._model.path} gives a vector that is not finite for {texts[wrong[0]]!r}; "
+                "did its training diverge?"
             )
         return vectors
 
 
+def _times_100(statistic: Statistic) -> Statistic:
+    return lambda counts_RN: 100 * statistic(counts_RN)
+
+
 def _cosines(vectors: np.ndarray, ends: list[tuple[int, int]]) -> np.ndarray:
-    """Of each pair of rows; exactly 1 for equal ones, 0 for a text without tokens."""
+    """The cosine of each pair; exactly 1 for equal texts, 0 for one without tokens."""
     squares = np.einsum("nd,nd->n", vectors, vectors)
     first, second = np.array(ends).T
     products = np.einsum("nd,nd->n", vectors[first], vectors[second])
@@ -95,12 +134,12 @@ def _cosines(vectors: np.ndarray, ends: list[tuple[int, int]]) -> np.ndarray:
 
 
 def _in_pairs(progress: Callable[[int], None], texts: int, pairs: int) -> Callable[[int], None]:
-    """Tells of sentences as the share of pairs that they are."""
+    """Reports the progress over sentences as progress over pairs."""
     done = 0
 
-    def tell(count: int) -> None:
+    def report(count: int) -> None:
         nonlocal done
         before, done = done, done + count
         progress(pairs * done // texts - pairs * before // texts)
 
-    return tell
+    return report

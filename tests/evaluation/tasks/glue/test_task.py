@@ -142,7 +142,7 @@ def check_results(rows, results):
 
 
 def check_table(table, results):
-    assert "Of 2 items alone, intervals are too narrow." in table
+    assert "With only 2 items, intervals are too narrow." in table
     for task in ("MNLI", "RTE", "WNLI"):
         told, lines = results[task], table.splitlines()
         cells = next(line for line in lines if line.startswith(f"| {task} |")).split(" | ")

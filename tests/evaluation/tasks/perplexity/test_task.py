@@ -135,7 +135,7 @@ def test_losses_are_those_of_one_window_at_a_time(kind, folders, corpus, tmp_pat
     assert rows[3]["tokens"] == len(subject.tokenizer.encode("é")) - given
     assert ("masked perplexity" in table) == (kind == "RoBERTa")
     assert f"| {results['all']['nats_per_token']:.3f} (" in table and "Only one text" not in table
-    assert "items alone, intervals are too narrow." in table
+    assert "items, intervals are too narrow." in table
     single = task.results([*rows[:1], *rows[4:]])
     assert single["sources"]["documents"]["nats_per_token_interval95"] is None
     told = task.table(single)

@@ -142,7 +142,7 @@ def test_answers_are_cut_and_scored(monkeypatch, gpt, file):
     assert results["exact_match_interval95"] == [0.0, 1.0]
     assert "harness_exact_match" not in results
     table = task.table(results)
-    assert "1 of 3 answers" in table and "Of 3 items alone, intervals are too narrow." in table
+    assert "1 of 3 answers" in table and "With only 3 items, intervals are too narrow." in table
     single = task.results(rows[:1])
     assert single["exact_match_interval95"] is single["f1_interval95"] is None
     assert "| exact match | 1.0000 | - |" in task.table(single)
@@ -169,7 +169,7 @@ def test_none_right_of_so_many_has_an_interval_all_the_same(gpt, file):
     assert enough["exact_match_interval95"] == enough["f1_interval95"]
     assert enough["exact_match_interval95"] == pytest.approx([0.0, 0.00613], abs=1e-5)
     assert "| exact match | 0.0000 | 0.0000 to 0.0061 |" in task.table(enough)
-    assert "Of 29 items alone" in task.table(few) and "items alone" not in task.table(enough)
+    assert "With only 29 items" in task.table(few) and "With only" not in task.table(enough)
 
 
 def test_an_answer_begins_after_separators_and_ends_at_the_next(monkeypatch, gpt, file):
@@ -253,7 +253,7 @@ def test_what_cannot_work_stops_early(gpt, file, tmp_path):
     [
         ({"template": "Q: question"}, "template must hold {question}"),
         ({"shots": 2}, "shots=2 needs shots_file"),
-        ({"stop": ("\n", "")}, "stop must hold no empty text"),
+        ({"stop": ("\n", "")}, "stop must not contain an empty text"),
         ({"preset": "gpt4"}, "preset must be one of gpt3, harness"),
     ],
 )

@@ -106,7 +106,11 @@ def test_missing_sets_are_named_and_nothing_at_all_is_refused(tmp_path):
         ("sts/original/STS12-en-test/STS.gs.MSRvid.txt", "nan", "line 2 of .* got 'nan'"),
         ("sts/original/STS12-en-test/STS.input.MSRvid.txt", "one", "line 2 .*two sentences, got 1"),
         ("sts/original/STS12-en-test/STS.input.MSRvid.txt", "a\t ", "line 2 .*sentences, got 1"),
-        ("sts/original/STSBenchmark/sts-test.csv", "a\tb\t1", "line 2 .*7 fields.* got 3"),
+        (
+            "sts/original/STSBenchmark/sts-test.csv",
+            "a\tb\t1",
+            "line 2 .*7 tab-separated .* got 3",
+        ),
         ("sick/SICK_test_annotated.txt", "1\ta\tb\t0.5\tx", "line 2 .*from 1 to 5, got '0.5'"),
         ("sick/SICK_test_annotated.txt", "1\ta\t\t2\tx", "line 2 .*two sentences, got 1"),
     ],

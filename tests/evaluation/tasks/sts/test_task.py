@@ -14,8 +14,7 @@ from scipy import stats
 from icl_jax.config import ConfigError, EncoderConfig, StageError, StsConfig
 from icl_jax.evaluation.task import read_rows, run_task
 from icl_jax.evaluation.tasks.sts.files import SUBSETS, PairSet
-from icl_jax.evaluation.tasks.sts.scores import score_sets
-from icl_jax.evaluation.tasks.sts.table import make_table
+from icl_jax.evaluation.tasks.sts.scores import make_table, score_sets
 from icl_jax.evaluation.tasks.sts.task import Sts
 from icl_jax.evaluation.tasks.sts.vectors import make_recipe
 from icl_jax.models import huggingface
@@ -186,7 +185,7 @@ def test_vectors_that_are_not_finite_stop(folders, tmp_path, monkeypatch):
     task = task_of(folders["gpt"], write_pairs(tmp_path, PAIRS))
     encode = "icl_jax.retrieval.encoders.transformer.TransformerEncoder.encode"
     monkeypatch.setattr(encode, lambda self, texts, progress: np.full((len(texts), 3), np.nan))
-    with pytest.raises(StageError, match="gives a vector that is not finite, of '"):
+    with pytest.raises(StageError, match="gives a vector that is not finite for '"):
         task.run(task.items, 0, small.mesh_of(), lambda count: None)
 
 
@@ -305,7 +304,7 @@ def test_scores_that_never_vary_have_no_correlation_and_are_named():
     assert results["STS15"]["all"]["spearman"] is not None
     json.dumps(results, allow_nan=False)
     table = make_table({**results, "pooling": "mean", "cut": 0})
-    assert "No correlation, for all scores or all cosines are equal: STS15/belief, STS-B" in table
+    assert "because all scores or all cosines are equal: STS15/belief, STS-B" in table
 
 
 @pytest.mark.parametrize(

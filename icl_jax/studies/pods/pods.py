@@ -2,12 +2,12 @@
 
 python -m icl_jax.studies.pods --page=docs/pods.md --to=DIR [--only=PATTERN,...] [--dry_run]
 
-Compiles every step for every slice and writes the numbers of each, a cell, to DIR as it is done:
-killed, rerun the command to continue. What a cell was made from is written with it, so that another
-config, other code of the step, or another libtpu compiles it anew. The tables of the page, between
-`<!-- pods_NAME -->` and `<!-- /pods_NAME -->`, are then made of all the cells that are there, and
-all that the compiler said of these is kept beside the page (docs/pods.json), for the next time.
-PATTERN: cells KIND/SUBJECT/PLACE, such as training/gpt_base_knn/v5e-* or search/*. No TPU is used.
+Compiles every step for every slice (a cell) and writes its numbers to DIR when it is done; if
+killed, rerun the command and it continues. A cell is stored with its inputs, so that it is compiled
+again if the config, the code of the step, the chip or libtpu changes. The tables of the page,
+between `<!-- pods_NAME -->` and `<!-- /pods_NAME -->`, are then made from all finished cells, and
+everything that the compiler reported is kept beside the page (docs/pods.json) for the next time.
+PATTERN: cells KIND/SUBJECT/PLACE, such as training/gpt_base_knn/v5e-* or search/*. Needs no TPU.
 """
 
 from collections.abc import Iterator, Sequence
@@ -28,28 +28,28 @@ from icl_jax.files.folder_lock import alone_in
 from icl_jax.files.step_folder import beside
 
 TOGETHER = 4  # cells of one process
-MEASURE = "icl_jax.studies.pods_measure"
+MEASURE = "icl_jax.studies.pods.measure"
 
 
 def all_cells() -> list:
-    """Every cell, those that say most first: a run that ends early has them all."""
-    from icl_jax.studies.pods_cells import CONFIGS, ENCODERS, INDEXES, Cell
-    from icl_jax.studies.pods_slices import ONE_CHIP, SLICES
+    """Every cell, the most informative first, in case the run ends early."""
+    from icl_jax.studies.pods.cells import CONFIGS, ENCODERS, INDEXES, Cell
+    from icl_jax.tpu.chips import one_chip, slices
 
     indexes = [f"{encoder}-{index}" for encoder in ENCODERS for index in INDEXES]
     return [
-        *(Cell("encode", *pair) for pair in itertools.product(ENCODERS, ONE_CHIP)),
-        *(Cell("search", *pair) for pair in itertools.product(indexes, ONE_CHIP)),
-        *(Cell("training", *pair) for pair in itertools.product(CONFIGS, SLICES)),
+        *(Cell("encode", *pair) for pair in itertools.product(ENCODERS, one_chip())),
+        *(Cell("search", *pair) for pair in itertools.product(indexes, one_chip())),
+        *(Cell("training", *pair) for pair in itertools.product(CONFIGS, slices())),
     ]
 
 
 def choose(cells: list, patterns: Sequence[str]) -> list:
-    """The cells that a pattern names; each pattern must name some."""
+    """The cells that match a pattern; each pattern must match some."""
     for pattern in patterns:
         if not any(fnmatch.fnmatchcase(cell.name, pattern) for cell in cells):
             raise ConfigError(
-                f"--only={pattern} names no cell; expected KIND/SUBJECT/PLACE such as "
+                f"--only={pattern} matches no cell; expected KIND/SUBJECT/PLACE such as "
                 f"{cells[0].name} or {cells[-1].kind}/*; --dry_run lists all"
             )
     wanted = lambda cell: any(fnmatch.fnmatchcase(cell.name, x) for x in patterns)  # noqa: E731
@@ -57,11 +57,11 @@ def choose(cells: list, patterns: Sequence[str]) -> list:
 
 
 def measure_cells(cells: list, to: Path) -> list[str]:
-    """Measures what is not there; the names of those that failed."""
-    from icl_jax.studies.pods_cells import read_cell
+    """Measures the missing cells; returns the names of those that failed."""
+    from icl_jax.studies.pods.cells import read_cell
 
     waiting = [cell for cell in cells if read_cell(cell, to) is None]
-    print(f"{len(cells)} cells, {len(cells) - len(waiting)} of them are there", flush=True)
+    print(f"{len(cells)} cells, {len(cells) - len(waiting)} of them done", flush=True)
     taken, failed, total = [], [], len(waiting)
     while waiting:
         batch = waiting[:TOGETHER]
@@ -75,7 +75,7 @@ def measure_cells(cells: list, to: Path) -> list[str]:
                 f"{time_left([cell.kind for cell in waiting], taken)} left",
                 flush=True,
             )
-        if names:  # the process ended before it was done: by its first cell
+        if names:  # the process died while measuring the first of these
             failed.append(names[0])
             waiting = [cell for cell in waiting if cell.name != names[0]]
             print(f"failed: {names[0]}; see {to / 'compiler.log'}", flush=True)
@@ -83,7 +83,7 @@ def measure_cells(cells: list, to: Path) -> list[str]:
 
 
 def run_process(names: list[str], to: Path) -> Iterator[tuple[str, float]]:
-    """Measures cells in a process of its own; the name of each and its seconds, as it is done."""
+    """Measures cells in a separate process; yields the name and seconds of each finished one."""
     command = [sys.executable, "-m", MEASURE, f"--to={to}", *names]
     with (to / "compiler.log").open("a") as log:
         process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=log, text=True)
@@ -98,7 +98,7 @@ def run_process(names: list[str], to: Path) -> Iterator[tuple[str, float]]:
 
 
 def time_left(kinds: list[str], taken: list[tuple[str, float]]) -> str:
-    """How long cells of these kinds will take, by those that were measured."""
+    """How long cells of these kinds will take, estimated from those measured so far."""
     seconds = {}
     for name, each in taken:
         seconds.setdefault(name.partition("/")[0], []).append(each)
@@ -109,9 +109,9 @@ def time_left(kinds: list[str], taken: list[tuple[str, float]]) -> str:
 
 
 def fill(page: Path, to: Path) -> None:
-    """Makes the page's tables of the cells that are there."""
-    from icl_jax.studies.pods_cells import CONFIGS, pack, read_cell, read_config
-    from icl_jax.studies.pods_table import join_table, sentences_table, training_table
+    """Makes the page's tables from the finished cells."""
+    from icl_jax.studies.pods.cells import CONFIGS, pack, read_cell, read_config
+    from icl_jax.studies.pods.tables import join_table, sentences_table, training_table
     from icl_jax.studies.results import fill_page
 
     def read(cell) -> dict | None:
@@ -153,7 +153,7 @@ def main(given: flags.FlagValues) -> None:
         return
     start = time.perf_counter()
     with alone_in(to):
-        from icl_jax.studies.pods_cells import unpack
+        from icl_jax.studies.pods.cells import unpack
 
         (to / "cells").mkdir(exist_ok=True)
         unpack(page.with_suffix(".json"), to)
@@ -165,7 +165,3 @@ def main(given: flags.FlagValues) -> None:
             f"{len(failed)} cells failed: {', '.join(failed)}; the rest is in {page}, and "
             f"what the compiler said in {to / 'compiler.log'}"
         )
-
-
-if __name__ == "__main__":
-    main()

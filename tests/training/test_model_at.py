@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 
 from icl_jax.config import ConfigError
-from icl_jax.evaluation.subject import open_subject, planned_subject
 from icl_jax.models import huggingface
+from icl_jax.training.model_at import model_at, planned_model
 from tests.evaluation import small
 from tests.training.small import experiment
 
@@ -28,7 +28,7 @@ def run(tmp_path_factory):
 
 def test_a_folder_is_known_before_its_weights_are_read(gpt, tmp_path):
     subject = small.subject_of(gpt)
-    assert (subject.kind, subject.masked) == ("model folder", False)
+    assert (subject.place.kind, subject.masked) == ("model folder", False)
     assert subject.tokenizer.encode("Ada").size
     copy = tmp_path / "elsewhere"
     shutil.copytree(gpt, copy)
@@ -44,20 +44,20 @@ def test_a_folder_is_known_before_its_weights_are_read(gpt, tmp_path):
 
 def test_a_run_is_its_last_checkpoint_with_the_tokenizer_of_its_design(run, monkeypatch):
     config, workdir = run
-    subject = open_subject(str(workdir))
-    assert subject.kind == "run" and subject.identity["step"] == 2
-    named = open_subject(str(workdir / "checkpoints" / "2"))
+    subject = model_at(str(workdir))
+    assert subject.place.kind == "run" and subject.identity["step"] == 2
+    named = model_at(str(workdir / "checkpoints" / "2"))
     assert named.identity == subject.identity
     monkeypatch.chdir(workdir / "checkpoints")
-    assert open_subject("2").identity == subject.identity
+    assert model_at("2").identity == subject.identity
     monkeypatch.undo()
-    average = open_subject(str(workdir), ema=True)
+    average = model_at(str(workdir), ema=True)
     assert average.identity["checksum"] != subject.identity["checksum"]
     tokens = np.array([[5, 6, 7]])
     mesh = small.mesh_of()
     last, mean = subject.load(mesh)(tokens), average.load(mesh)(tokens)
     assert not np.allclose(last, mean)
-    planned = planned_subject(config, workdir)
+    planned = planned_model(config, workdir)
     assert planned.config == subject.config
     assert planned.tokenizer.fingerprint == subject.tokenizer.fingerprint
 
@@ -80,28 +80,28 @@ def test_what_is_said_is_the_first_sentence(gpt):
 
 def test_what_cannot_be_evaluated_is_told(run, gpt, tmp_path):
     with pytest.raises(ConfigError, match="no model at"):
-        open_subject(str(tmp_path / "nothing"))
+        model_at(str(tmp_path / "nothing"))
     with pytest.raises(ConfigError, match="no finished checkpoint"):
-        open_subject(str(tmp_path))
+        model_at(str(tmp_path))
     with pytest.raises(ConfigError, match="no moving average"):
-        open_subject(str(gpt), ema=True)
+        model_at(str(gpt), ema=True)
     bare = tmp_path / "bare"
     shutil.copytree(gpt, bare)
     (bare / "tokenizer.json").unlink()
     (bare / "special_ids.json").unlink()
     with pytest.raises(ConfigError, match=r"expected tokenizer\.json, or vocab\.json"):
-        open_subject(str(bare))
-    assert open_subject(str(bare), tokenizer=str(gpt)).tokenizer.encode("Ada").size
+        model_at(str(bare))
+    assert model_at(str(bare), tokenizer=str(gpt)).tokenizer.encode("Ada").size
     small_model = tmp_path / "small"
     huggingface.save(
         small.make_model(small.GPTConfig(**small.SIZES | {"vocab_size": 299})), small_model
     )
     with pytest.raises(ConfigError, match="up to 299, but the model knows only 299"):
-        open_subject(str(small_model), tokenizer=str(gpt))
+        model_at(str(small_model), tokenizer=str(gpt))
 
 
 def test_a_run_without_tokenizer_says_where_it_was_sought(run, tmp_path):
     _, workdir = run
     shutil.copytree(workdir / "checkpoints", tmp_path / "checkpoints")
     with pytest.raises(ConfigError, match="name the folder of the tokenizer"):
-        open_subject(str(tmp_path))
+        model_at(str(tmp_path))

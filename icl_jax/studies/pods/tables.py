@@ -1,9 +1,9 @@
-"""The tables of `pods`: from the numbers of its cells to Markdown."""
+"""The tables, from the numbers of the cells to Markdown."""
 
 from collections.abc import Callable
 
 from icl_jax.config import ExperimentConfig
-from icl_jax.studies.pods_cells import (
+from icl_jax.studies.pods.cells import (
     CONFIGS,
     DTYPE,
     ENCODERS,
@@ -13,30 +13,30 @@ from icl_jax.studies.pods_cells import (
     Cell,
     search_candidates,
 )
-from icl_jax.studies.pods_slices import ONE_CHIP, SLICES, generation_of, num_chips, slice_of
+from icl_jax.tpu.chips import generation_of, num_chips, one_chip, slice_of, slices
 from icl_jax.tpu.compile import GB
 
 TAPT_EXAMPLES = 170_000  # Levine et al. 2022, section 3.1; each counts as a row of its own
-HOURS_CHIPS = 16  # of the slice that hours of embedding are told for
+HOURS_CHIPS = 16  # of the slice for which hours of embedding are given
 Read = Callable[[Cell], dict | None]
 
 
 def count_steps(config: ExperimentConfig) -> tuple[int, str]:
-    """All steps of a run, and how they come about."""
+    """The total steps of a run, and a sentence that explains them."""
     training, more = config.training, config.branches.steps
     if training.epochs:
         steps = int(training.epochs * TAPT_EXAMPLES / config.batch_size)
-        told = f"{training.epochs:g} epochs of the paper's {TAPT_EXAMPLES:,} examples, a row each"
-        return steps, f"{steps:,} steps: {told}"
+        about = f"{training.epochs:g} epochs of the paper's {TAPT_EXAMPLES:,} examples, a row each"
+        return steps, f"{steps:,} steps: {about}"
     if not more:
         return training.steps, f"{training.steps:,} steps"
     return training.steps + more, f"{training.steps:,} regular steps and {more:,} with kNN examples"
 
 
 def training_table(name: str, config: ExperimentConfig, read: Read) -> str:
-    """What a config needs on every slice that was compiled for."""
-    steps, told = count_steps(config)
-    found = {place: read(Cell("training", name, place)) for place in SLICES}
+    """The cost of a config on every slice that it was compiled for."""
+    steps, about = count_steps(config)
+    found = {place: read(Cell("training", name, place)) for place in slices()}
     found = {place: numbers for place, numbers in found.items() if numbers}
     fitting = [numbers for numbers in found.values() if numbers["fits"]]
     kinds = [kind for kind in _kinds(fitting) if any(n["sent"][kind] for n in fitting)]
@@ -48,14 +48,14 @@ def training_table(name: str, config: ExperimentConfig, read: Read) -> str:
         "utilisation", "hours", "chip-hours",
     ]  # fmt: skip
     lines = [_training_line(place, n, config, steps, kinds) for place, n in found.items()]
-    text = f"`{CONFIGS[name]}`: {sizes}; {told}. {_left_out(len(SLICES) - len(found))}"
+    text = f"`{CONFIGS[name]}`: {sizes}; {about}. {_left_out(len(slices()) - len(found))}"
     return f"{text.strip()}\n\n{_table(header, lines)}"
 
 
 def _training_line(
     place: str, numbers: dict, config: ExperimentConfig, steps: int, kinds: list[str]
 ) -> list[str]:
-    chips = num_chips(SLICES[place])
+    chips = num_chips(slices()[place])
     line = [place, str(chips), f"{config.batch_size / chips:g}"]
     if not numbers["fits"]:
         return [*line, f"does not fit: {numbers['why']}", *[""] * (len(kinds) + 4)]
@@ -74,7 +74,7 @@ def _training_line(
 
 
 def times(numbers: dict) -> tuple[float, float]:
-    """Seconds of a step: if collectives are hidden behind the rest, and if they are not."""
+    """Seconds of a step if collectives are hidden behind the rest, and if they are not."""
     seconds = numbers["seconds"]
     return seconds["cycles_or_collectives"], seconds["cycles_and_collectives"]
 
@@ -84,14 +84,14 @@ def _kinds(fitting: list[dict]) -> list[str]:
 
 
 def sentences_table(read: Read) -> str:
-    """What one chip embeds, and what all sentences cost."""
+    """How many sentences one chip embeds, and the cost of all."""
     header = [
         "encoder", "chip", "sentences/s a chip, cycles", "by roofline", "chip-hours",
         f"hours on {HOURS_CHIPS} chips",
     ]  # fmt: skip
     lines, missing = [], 0
     for encoder in ENCODERS:
-        for generation in ONE_CHIP:
+        for generation in one_chip():
             numbers = read(Cell("encode", encoder, generation))
             missing += numbers is None
             if not numbers:
@@ -114,7 +114,7 @@ def sentences_table(read: Read) -> str:
 
 
 def join_table(read: Read) -> str:
-    """What one chip searches, and what it costs that every sentence asks for its neighbours."""
+    """How many queries one chip searches, and the cost of searching for every sentence."""
     header = [
         "vectors of", "index", "slice", "GB/chip", "queries/s a chip, at most", "hours, at least",
         "chip-hours, at least",
@@ -122,7 +122,7 @@ def join_table(read: Read) -> str:
     lines, missing = [], 0
     for encoder in ENCODERS:
         for index in INDEXES:
-            for generation in ONE_CHIP:
+            for generation in one_chip():
                 numbers = read(Cell("search", f"{encoder}-{index}", generation))
                 missing += numbers is None
                 if numbers:
@@ -153,16 +153,16 @@ def _join_line(encoder: str, index: str, generation: str, numbers: dict) -> list
 
 
 def encode_bounds(numbers: dict) -> tuple[float, float]:
-    """Seconds of a step at the makers' peak rates, and by the compiler's cycles."""
+    """Seconds of a step at the published peak rates, and by the compiler's cycles."""
     seconds = numbers["seconds"]
     return seconds["largest"], seconds["cycles_and_collectives"]
 
 
 def search_bounds(numbers: dict) -> tuple[float, float]:
-    """Seconds of a step: its longest part at the makers' peak rates, and the most that is known.
+    """Seconds of a step: its longest part at the published peak rates, and the largest bound known.
 
-    That is all parts one after the other, or the compiler's cycles. Both leave out the sorts and
-    `top_k`, for which it tells no cycles: a true step takes longer.
+    That bound is all parts one after the other, or the compiler's cycles. Neither includes the
+    sorts and `top_k`, for which the compiler reports no cycles: a real step takes longer.
     """
     seconds = numbers["seconds"]
     parts = numbers["passes"] * seconds["products"], seconds["memory"], seconds["collectives"]
@@ -170,7 +170,7 @@ def search_bounds(numbers: dict) -> tuple[float, float]:
 
 
 def span(one: float, other: float) -> str:
-    """`93-100`, the smaller first, or one number where both are shown alike."""
+    """`93-100`, the smaller first, or one number if both look the same."""
     low, high = sorted((one, other))
     form = ",.0f" if high >= 20 else ".1f" if high >= 1 else ".2g"
     low, high = f"{low:{form}}", f"{high:{form}}"

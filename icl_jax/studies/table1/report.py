@@ -1,6 +1,6 @@
-"""Table 1 of Levine et al. 2022 beside what was measured here: the choice of rates, and the tables.
+"""Table 1 of Levine et al. 2022 beside our measurements: the choice of rates, and the tables.
 
-A score is Spearman's correlation x 100 of a whole set, its subsets pooled.
+A score is Spearman's correlation x 100 on a whole set, with its subsets pooled.
 """
 
 import csv
@@ -11,8 +11,7 @@ from typing import NamedTuple
 from etils import epath
 
 from icl_jax.config.evaluation import STS_SETS
-from icl_jax.evaluation.compare.table import show_p
-from icl_jax.evaluation.compare.updates import show_updates, warn_of_updates
+from icl_jax.evaluation.compare.table import show_p, show_updates, warn_of_updates
 
 AVERAGE = "average"
 # Levine et al. 2022, table 1: arm -> its name there, the seven sets, their average.
@@ -31,9 +30,9 @@ PAPER = {
     ),
 }  # fmt: skip
 _CHOICE = (
-    "The learning rate of an arm is the one with the best average, on the test sets themselves, as "
-    "it seems to be in the paper, which names no other: this flatters every arm that was trained, "
-    "each by the best of the same rates. All rates are below."
+    "The learning rate of an arm is the one with the best average on the test sets themselves, as "
+    "seems to be the case in the paper, which names no other set. This flatters every trained arm: "
+    "each gets the best of the same rates. All rates are below."
 )
 
 
@@ -47,7 +46,7 @@ class Setting(NamedTuple):
 
     @property
     def averages(self) -> list[float]:
-        """Over the sets, of each seed."""
+        """The mean over the sets, for each seed."""
         return [statistics.fmean(scores.values()) for scores in self.seeds]
 
     @property
@@ -56,24 +55,24 @@ class Setting(NamedTuple):
 
     @property
     def deviation(self) -> float | None:
-        """Of the average, over seeds; None: there is one."""
+        """The standard deviation of the average over seeds; None: there is only one seed."""
         return statistics.stdev(self.averages) if len(self.seeds) > 1 else None
 
     @property
     def scores(self) -> dict[str, float]:
-        """Of each set the mean over seeds."""
+        """For each set, the mean over seeds."""
         sets = self.seeds[0]
         return {name: statistics.fmean(seed[name] for seed in self.seeds) for name in sets}
 
 
 def scores_of(results: dict) -> dict[str, float]:
-    """The score of each of the seven sets that an evaluation has whole."""
+    """The score of each of the seven sets that an evaluation has complete."""
     found = {name: results[name]["all"]["spearman"] for name in STS_SETS if name in results}
     return {name: score for name, score in found.items() if score is not None}
 
 
 def choose_rates(settings: list[Setting]) -> list[Setting]:
-    """Of each arm the setting with the best average; of equal ones the first."""
+    """The setting of each arm with the best average; of equal ones, the first."""
     best: dict[str, Setting] = {}
     for setting in settings:
         if setting.arm not in best or setting.average > best[setting.arm].average:
@@ -82,7 +81,7 @@ def choose_rates(settings: list[Setting]) -> list[Setting]:
 
 
 def make_markdown(settings: list[Setting], comparison: dict | None) -> str:
-    """The rows of the paper's table, each beside its own; then every rate."""
+    """The rows of the paper's table, each beside ours, then every rate."""
     chosen, sets = choose_rates(settings), [*settings[0].seeds[0]]
     header = ["", "learning rate", *sets, AVERAGE, "sd over seeds"]
     columns = [*header, "updates", _difference_header(comparison)]
@@ -115,7 +114,7 @@ def _rates(settings: list[Setting], header: list[str]) -> list[str]:
 
 
 def make_csv(settings: list[Setting]) -> str:
-    """One line for each arm and rate, then the paper's."""
+    """A line for each arm and rate, then the paper's lines."""
     chosen, sets = choose_rates(settings), [*settings[0].seeds[0]]
     columns = ["source", "arm", "learning_rate", "chosen", "seeds", *sets, AVERAGE]
     text = io.StringIO()
@@ -134,7 +133,7 @@ def make_csv(settings: list[Setting]) -> str:
 
 
 def make_numbers(settings: list[Setting], comparison: dict | None) -> dict:
-    """The same for programs: arm -> its numbers; every rate; the paper's."""
+    """The same for programs: the numbers of each arm, every rate, and the paper's."""
     chosen = choose_rates(settings)
     return {
         "arms": {
@@ -155,7 +154,7 @@ def make_numbers(settings: list[Setting], comparison: dict | None) -> dict:
 
 
 def name_of(arm: str) -> str:
-    """As the paper calls it, with our name where that is another."""
+    """The paper's name of an arm, with ours if it differs."""
     return {"trunk": "no further training (trunk)", "task_only": "TAPT (task_only)"}.get(arm, arm)
 
 
@@ -183,7 +182,7 @@ def _paper_cells(arm: str, sets: list[str]) -> list[str]:
 
 
 def _cell(setting: Setting, comparison: dict | None) -> dict | None:
-    """The difference of the average to the reference; None: there is none to tell."""
+    """The difference of the average from the reference; None: there is none."""
     found = comparison["arms"][setting.arm]["sts"].get(AVERAGE) if comparison else None
     if found is None or found["difference"] is None:
         return None
@@ -210,7 +209,7 @@ def _difference(setting: Setting, comparison: dict | None) -> str:
 
 def _missing(sets: list[str]) -> str:
     left_out = [name for name in STS_SETS if name not in sets]
-    return f"Without {', '.join(left_out)}: the average is not that of the paper."
+    return f"Without {', '.join(left_out)}: the average is not comparable with the paper's."
 
 
 def _table(lines: list[list[str]]) -> list[str]:

@@ -1,9 +1,9 @@
-"""One cell of the tables of `pods`: a step, a slice, and what libtpu makes of the two.
+"""Measures cells of the tables: compiles a step for a slice with libtpu.
 
-python -m icl_jax.studies.pods_measure --to=DIR KIND/SUBJECT/PLACE ...
+python -m icl_jax.studies.pods.measure --to=DIR KIND/SUBJECT/PLACE ...
 
-is what `pods` starts, for a few cells at a time: a process of its own gives back what the compiler
-took, and one that dies takes no other cell with it.
+`pods` starts this for a few cells at a time, because a separate process returns the compiler's
+memory, and if one dies, no other cell is lost.
 """
 
 import dataclasses
@@ -29,7 +29,7 @@ from icl_jax.retrieval.encoders.token_rows import SHORTEST_ROW, rows_of_batch
 from icl_jax.retrieval.encoders.transformer import TransformerEncoder
 from icl_jax.retrieval.search.jax_engine import QUERIES, compile_search
 from icl_jax.sharding import make_mesh, variable_sharding
-from icl_jax.studies.pods_cells import (
+from icl_jax.studies.pods.cells import (
     DTYPE,
     ENCODERS,
     SENTENCE_TOKENS,
@@ -48,19 +48,19 @@ from icl_jax.tpu.compile import (
 )
 from icl_jax.training.metrics import flops_per_token
 
-EXACT_PASSES = 6  # of bfloat16 products make one of float32 (`Precision.HIGHEST`)
+EXACT_PASSES = 6  # bfloat16 products that make one float32 product (`Precision.HIGHEST`)
 
 
 def measure_cell(cell: Cell) -> dict:
-    """Compiles the step of a cell; `fits` False: it does not, and `why` says by what."""
+    """Compiles the step of a cell; if it does not fit, `fits` is False and `why` says why."""
     for topology in topologies_of(cell):
         try:
             return {"fits": True, **_MEASURES[cell.kind](cell, topology)}
         except DoesNotFitError as error:
-            told = {"fits": False, "topology": topology, "why": str(error)}
+            numbers = {"fits": False, "topology": topology, "why": str(error)}
         except ConfigError as error:
             return {"fits": False, "topology": topology, "why": str(error)}
-    return told
+    return numbers
 
 
 def _measure_training(cell: Cell, topology: str) -> dict:
@@ -84,7 +84,7 @@ def _measure_encode(cell: Cell, topology: str) -> dict:
 
 
 def abstract_on(config: RobertaConfig, mesh) -> nnx.Module:
-    """A model of shapes alone, each with its place on the mesh."""
+    """A model that has only shapes, each placed on the mesh."""
     graphdef, shapes = abstract(config)
 
     def place(variable: nnx.Variable) -> nnx.Variable:

@@ -1,5 +1,6 @@
-"""The cells of the tables of `pods`: what each is made from, and where its numbers are kept."""
+"""The cells of the tables: what each depends on, and where its numbers are stored."""
 
+import ast
 import dataclasses
 import functools
 import hashlib
@@ -13,10 +14,10 @@ from icl_jax.config import ConfigError, EncoderConfig, ExperimentConfig, Roberta
 from icl_jax.config.tree import to_dict
 from icl_jax.design.presets import preset as design_preset
 from icl_jax.files.step_folder import beside, write_json
-from icl_jax.models.presets import preset as model_preset
+from icl_jax.models.kinds import preset as model_preset
 from icl_jax.retrieval.encoders.token_rows import SHORTEST_ROW
 from icl_jax.retrieval.search.jax_engine import first_count
-from icl_jax.studies.pods_slices import ONE_CHIP, SLICES, generation_of
+from icl_jax.tpu.chips import CHIPS, generation_of, one_chip, slices
 
 CONFIGS = {
     "gpt_base_knn": "configs/gpt_base_knn.py",
@@ -30,15 +31,13 @@ ENCODERS: dict[str, RobertaConfig] = {
     "RoBERTa-large": dataclasses.replace(model_preset("roberta-large"), mlm_head=False),
 }
 INDEXES = ("approximate", "exact")
-SENTENCES = 100_000_000  # of the paper's corpus, each of which asks (Levine et al. 2022, section 3)
-SENTENCE_TOKENS = SHORTEST_ROW // 2  # `token_rows`: rows are twice as long as the usual sentence
-DTYPE = "bfloat16"  # of the products, as `EncoderConfig.dtype` says for accelerators
+SENTENCES = 100_000_000  # of the paper's corpus; each is a query (Levine et al. 2022, section 3)
+SENTENCE_TOKENS = SHORTEST_ROW // 2  # `token_rows`: rows are twice as long as a usual sentence
+DTYPE = "bfloat16"  # of the products, as `EncoderConfig.dtype` recommends for accelerators
 
-# The code of a step: if it changes, so may the numbers. What a config says is compared by itself.
-_COUNTING = (
-    "tpu/compile.py", "tpu/program.py", "tpu/kernels.py",
-    "training/hardware.py",
-)  # fmt: skip
+# The code of a step: if it changes, so may the numbers. Configs and chips are compared by their
+# values, so a new chip leaves the cells of the others as they are.
+_COUNTING = ("tpu/compile.py", "tpu/program.py", "tpu/kernels.py")
 _MODEL = (
     "sharding.py", "models/attention.py", "models/dropout.py", "models/gpt.py", "models/layers.py",
     "models/losses.py", "models/roberta.py", "models/splash.py", *_COUNTING,
@@ -47,7 +46,7 @@ _TRAINING = (
     *_MODEL, "training/metrics.py", "training/objectives.py", "training/optimizer.py",
     "training/train_state.py",
 )  # fmt: skip
-_MEASURE = "studies/pods_measure.py"
+_MEASURE = "studies/pods/measure.py"
 _CODE = {
     "training": _TRAINING,
     "encode": (
@@ -61,7 +60,7 @@ _CODE = {
 
 
 class Cell(NamedTuple):
-    """A step on a place: a slice, or a generation that has one chip or the smallest slice."""
+    """A step on a place: a slice; or a generation, for one chip or its smallest slice that fits."""
 
     kind: str  # training, encode, search
     subject: str  # a config, an encoder, or an encoder and an index
@@ -79,12 +78,12 @@ def read_config(name: str) -> ExperimentConfig:
     """A config of the paper."""
     file, _, argument = CONFIGS[name].partition(":")
     if not Path(file).is_file():
-        raise ConfigError(f"there is no {file} here; run this in the folder of the repository")
+        raise ConfigError(f"{file} does not exist here; run this in the folder of the repository")
     return runpy.run_path(file)["get_config"](*filter(None, [argument]))
 
 
 def inputs_of(cell: Cell) -> dict:
-    """What a cell is made from: while it stays the same, the numbers do."""
+    """What a cell depends on: as long as this stays the same, so do the numbers."""
     if cell.kind == "search":
         encoder, _, index = cell.subject.rpartition("-")
         made = {
@@ -96,42 +95,64 @@ def inputs_of(cell: Cell) -> dict:
         made = {"model": to_dict(ENCODERS[cell.subject]), "batch_tokens": tokens, "dtype": DTYPE}
     else:
         made = to_dict(read_config(cell.subject))
-        for part in ("design", "data", "evaluation"):  # are not in the step
+        for part in ("design", "data", "evaluation"):  # not part of the step
             del made[part]
     versions = {name: version(name) for name in ("jax", "libtpu")}
-    told = {"topologies": topologies_of(cell), **versions, "code": _digest(cell.kind), "step": made}
-    return json.loads(json.dumps(told))  # as it will be read back
+    topologies = topologies_of(cell)
+    chip = CHIPS[generation_of(topologies[0])]._asdict()
+    del chip["slices"]  # only the topologies that are tried matter
+    inputs = {"topologies": topologies, "chip": chip, **versions}
+    inputs |= {"code": _digest(cell.kind), "step": made}
+    return json.loads(json.dumps(inputs))  # as it will be read back
 
 
 @functools.cache
 def _digest(kind: str) -> str:
-    package, digest = Path(__file__).parents[1], hashlib.sha256()
+    package, digest = Path(__file__).parents[2], hashlib.sha256()
     for name in _CODE[kind]:
-        digest.update(name.encode() + (package / name).read_bytes())
+        digest.update(code_that_counts((package / name).read_text()).encode())
     return digest.hexdigest()
 
 
+def code_that_counts(source: str) -> str:
+    """The code without docstrings, comments, imports, formatting and error messages."""
+    return ast.unparse(_Stripped().visit(ast.parse(source)))
+
+
+class _Stripped(ast.NodeTransformer):
+    def visit_Import(self, node: ast.AST) -> None:
+        return None
+
+    visit_ImportFrom = visit_Import
+
+    def visit_Expr(self, node: ast.Expr) -> ast.Expr | None:
+        return None if isinstance(node.value, ast.Constant) else self.generic_visit(node)
+
+    def visit_Raise(self, node: ast.Raise) -> ast.Raise:
+        return ast.Raise()
+
+
 def topologies_of(cell: Cell) -> list[str]:
-    """Where the step is compiled for: the first that it fits."""
+    """The topologies to compile the step for: the first that it fits counts."""
     if cell.kind == "encode":
-        return [ONE_CHIP[cell.place]]
+        return [one_chip()[cell.place]]
     if cell.kind == "search":
-        return [to for name, to in SLICES.items() if generation_of(name) == cell.place]
-    return [SLICES[cell.place]]
+        return [to for name, to in slices().items() if generation_of(name) == cell.place]
+    return [slices()[cell.place]]
 
 
 def search_config() -> SearchConfig:
-    """Of the paper's design."""
+    """The search of the paper's design."""
     return design_preset("knn-pretraining").search
 
 
 def search_candidates() -> int:
-    """That each query of the paper's design asks for."""
+    """How many candidates each query of the paper's design requests."""
     return first_count(search_config())
 
 
 def read_cell(cell: Cell, to: Path) -> dict | None:
-    """The numbers of a cell; None if it is not there, or was made from something else."""
+    """The numbers of a cell; None if there are none, or its inputs have changed."""
     file = cell.file(to)
     if not file.exists():
         return None
@@ -140,12 +161,12 @@ def read_cell(cell: Cell, to: Path) -> dict | None:
 
 
 def write_cell(cell: Cell, to: Path, numbers: dict) -> None:
-    """Keeps the numbers of a cell, with what they were made from."""
+    """Writes the numbers of a cell together with its inputs."""
     write_json(cell.file(to), {"inputs": inputs_of(cell), "numbers": numbers})
 
 
 def pack(cells: list[Cell], to: Path, packed: Path) -> None:
-    """Writes all cells that are there into one file, a line each."""
+    """Writes all finished cells into one file, a line each."""
     held = {
         cell.name: json.loads(cell.file(to).read_text()) for cell in cells if read_cell(cell, to)
     }
@@ -155,7 +176,7 @@ def pack(cells: list[Cell], to: Path, packed: Path) -> None:
 
 
 def unpack(packed: Path, to: Path) -> None:
-    """Brings the cells of such a file to `to`, but for those that are there."""
+    """Copies the cells of such a file to `to`, except those already there."""
     for name, value in json.loads(packed.read_text()).items() if packed.exists() else ():
         file = Cell(*name.split("/")).file(to)
         if not file.exists():

@@ -1,4 +1,4 @@
-"""The runs of table 1: made where they are not there, evaluated, and put into the table."""
+"""The runs of table 1: trains the missing ones, evaluates all, and writes the table."""
 
 import json
 
@@ -14,7 +14,7 @@ from icl_jax.experiment.comparison import check_trunk, evaluate_each
 from icl_jax.experiment.stages import run_stages
 from icl_jax.files.remote import read_text
 from icl_jax.files.step_folder import beside, write_json
-from icl_jax.studies.table1_report import (
+from icl_jax.studies.table1.report import (
     Setting,
     choose_rates,
     make_csv,
@@ -26,9 +26,9 @@ from icl_jax.training.run_record import last_step
 
 
 def run_table1(config: ExperimentConfig, workdir: epath.Path) -> dict:
-    """Everything that is not done yet, then the table; returns what table1.json holds."""
+    """Does everything not yet done, then writes the table; returns the content of table1.json."""
     check(config)
-    # A design that is complete is looked at all the same: it may be of another corpus.
+    # The design stage runs even if the design is complete: it may be from another corpus.
     run_stages(config, workdir, [*["design"] * bool(config.design.corpus.files), "train"])
     settings = read_settings(config, workdir, evaluate_each(config, workdir))
     to, comparison = workdir, None
@@ -46,7 +46,7 @@ def run_table1(config: ExperimentConfig, workdir: epath.Path) -> dict:
 
 
 def check(config: ExperimentConfig) -> None:
-    """Stops on what would end the study after its runs: no branches, no data, no tokenizer."""
+    """Stops early if something needed at the end is missing: branches, data, tokenizer."""
     if not config.branches.arms:
         raise ConfigError(
             "the config has no branches.arms, the rows of the table; expected one such as "
@@ -57,7 +57,7 @@ def check(config: ExperimentConfig) -> None:
 
 
 def design_is_missing(config: ExperimentConfig, workdir: epath.Path) -> bool:
-    """Whether a corpus is named and an arm that is to be trained on has no records."""
+    """Whether a corpus is named and an arm to train on has no records."""
     sources = config.data.sources if has_trunk(config) else ()
     wanted = {source.removeprefix(PREFIX) for source in sources if is_arm(source)}
     wanted |= {arm for arm in config.branches.arms if arm in ARMS}
@@ -69,7 +69,7 @@ def design_is_missing(config: ExperimentConfig, workdir: epath.Path) -> bool:
 def read_settings(
     config: ExperimentConfig, workdir: epath.Path, evaluations: dict[str, list[epath.Path]]
 ) -> list[Setting]:
-    """The scores of every arm and rate, of those sets that all of them have."""
+    """The scores of every arm and rate, on the sets that all of them have."""
     rates = {
         branch.name.partition("-seed")[0]: (branch.arm, branch.config.optimizer.learning_rate)
         for branch in plan_branches(config, workdir)
@@ -82,7 +82,7 @@ def read_settings(
     common = [name for name in every[0] if all(name in seed for seed in every)]
     if not common:
         raise StageError(
-            "there is no STS set that all runs have a score of; look at "
+            "no STS set has a score from every run; look at "
             f"{next(iter(evaluations.values()))[0].with_suffix('.md')}"
         )
     return [
@@ -96,8 +96,8 @@ def read_settings(
 
 
 def list_runs(config: ExperimentConfig, workdir: epath.Path) -> str:
-    """What there is to do, and what of it is done."""
-    lines = [f"design: {'to be made' if design_is_missing(config, workdir) else 'there'}"]
+    """A line for everything to do, and whether it is done."""
+    lines = [f"design: {'missing' if design_is_missing(config, workdir) else 'complete'}"]
     if has_trunk(config):
         lines.append(f"trunk: {_state(workdir)}")
     branches = plan_branches(config, workdir)

@@ -32,13 +32,13 @@ def main(given: flags.FlagValues) -> None:
         stop("expected --data=DATA, a folder with sts/ and sick/ in SentEval's layout")
     tasks = tuple(dict.fromkeys([*config.evaluation.tasks, "sts"]))
     config.evaluation = dataclasses.replace(config.evaluation, data=data, tasks=tasks)
-    from icl_jax.studies import table1_runs  # a wrong flag is reported without waiting for JAX
+    from icl_jax.studies.table1 import runs  # a wrong flag is reported without waiting for JAX
 
     if given.dry_run:
-        table1_runs.check(config)
-        print(table1_runs.list_runs(config, workdir))
+        runs.check(config)
+        print(runs.list_runs(config, workdir))
     else:
-        table1_runs.run_table1(config, workdir)
+        runs.run_table1(config, workdir)
 
 
 if __name__ == "__main__":
