@@ -13,8 +13,8 @@ Command:  python -m icl_jax.main --config=configs/gpt_base_knn.py --workdir=runs
               --config.optimizer.schedule_steps=400000  (as that run has: the rate continues)
           To add the arm that continues regularly, as a control:
               --config.branches.arms="('regular','neighbours_in_context')"
-Cost:     design: docs/scale.md. Training: about 7 hours on 16 TPU v5e chips: 0.10 s a step,
-          without dropout, as estimated by icl_jax.tpu.compile; not run
+Cost:     design: docs/scale.md. Training: about 7 hours on 16 TPU v5e chips: 0.11 s a step,
+          as estimated by icl_jax.tpu.compile; not run
 Expected: zero-shot closed-book Natural Questions F1 of 6.2e-3; with regular examples alone it stays
           below 1e-3 (Levine et al. 2022, table 2)
 """

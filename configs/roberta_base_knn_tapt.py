@@ -16,7 +16,7 @@ Command:  python -m icl_jax.studies.task_sentences --data=DATA --to=data/task_se
           the default), random_in_context, neighbours_in_batch or random_in_batch. One design has
           them all: --config.data.sources=runs/tapt/design/arms/ARM --stages=train reuses it.
 Cost:     design: docs/scale.md. Training: the paper's 170,000 examples of up to 256 tokens are
-          3,320 steps of 0.05 s (16 TPU v5e chips, without dropout, as estimated by
+          3,320 steps of 0.06 s (16 TPU v5e chips, as estimated by
           icl_jax.tpu.compile): 3 minutes a run, an hour for 5 arms x 4 rates; the
           15,335 sentences of the command above are 300 steps, in every arm: a row holds one
           sentence of the task and what belongs to it (design.examples.rows). Not run
