@@ -8,9 +8,12 @@ from pathlib import Path
 import signal
 import sys
 import time
+import types
+
+from etils import epath
 
 from icl_jax.cli import ends_in_one_line
-from icl_jax.config import ConfigError, StageError
+from icl_jax.config import ConfigError, ExperimentConfig, StageError
 from icl_jax.files import folder_lock
 from icl_jax.files.folder_lock import alone_in
 from icl_jax.files.step_folder import StepFolder, once, write_json
@@ -87,6 +90,30 @@ def other_files(folder: Path) -> None:
     agree("results of the step", job_place() == 0)
 
 
+def other_inputs(folder: Path) -> None:
+    StepFolder(folder / "step", {"count": 5, "files": job_place()})
+    note("never printed")
+
+
+def other_records(folder: Path) -> None:
+    from icl_jax.training.run_record import record_run  # takes long, and is needed here alone
+
+    data = types.SimpleNamespace(
+        fingerprint=lambda: f"records of {job_place()}", steps_per_epoch=None, plan_version=2
+    )
+    record_run(ExperimentConfig(), epath.Path(folder), data)
+
+
+def left_over(folder: Path) -> None:
+    """Each has a disk of its own, as for local copies of a bucket."""
+    own = folder / f"disk {job_place()}" / "step"
+    own.mkdir(parents=True)
+    write_json(own / "inputs.json", {"count": 5})
+    (own / "shard.json.123.partial").write_text("half")
+    StepFolder(own, {"count": 5})
+    note([path.name for path in own.iterdir()])
+
+
 def out_of_step(folder: Path) -> None:
     barrier(f"here is {job_place()}")
 
@@ -112,8 +139,9 @@ def no_process(folder: str, number: int) -> None:
 
 WORK = {
     "shards": shards, "first": first, "blind": blind, "other_files": other_files,
-    "out_of_step": out_of_step,
-    "wrong_word": wrong_word, "no_shard": lambda folder: step_of(folder, no_shard),
+    "other_inputs": other_inputs, "other_records": other_records, "left_over": left_over,
+    "out_of_step": out_of_step, "wrong_word": wrong_word,
+    "no_shard": lambda folder: step_of(folder, no_shard),
     "no_process": lambda folder: step_of(folder, no_process),
 }  # fmt: skip
 

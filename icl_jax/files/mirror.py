@@ -22,7 +22,7 @@ PLACE = "ICL_JAX_MIRROR"  # environment: where the copies lie; else in the user'
 _MARKER = ".mirror"  # holds the URL of the folder that it lies in
 _OWN = (".", "lock")  # names begin so that belong to this machine alone
 _PARTIAL = ".partial"
-_RECORDS = ".tfrecord-"  # of a finished step these are read where they are, at the URL
+_RECORDS = ".tfrecord-"  # of a step these are read where they are, at the URL
 _THREADS = 8  # hide the latency of the store
 _CLOCK_SECONDS = 2  # as fine as any file system's times are
 
@@ -73,11 +73,11 @@ def pull(folder: Path, only: frozenset[str] | None = None) -> None:
     if url is None:
         return
     begun, held = time.time(), storage.list_objects(url)
-    finished = {name.rpartition("/")[0] for name in held if name.endswith("results.json")}
+    steps = {name.rpartition("/")[0] for name in held if name.endswith("inputs.json")}
     wanted = []
     for name, info in held.items():
         parent, _, last = name.rpartition("/")
-        if (_RECORDS in last and parent in finished) or name.endswith(("/", _PARTIAL)):
+        if (_RECORDS in last and parent in steps) or name.endswith(("/", _PARTIAL)):
             continue
         if "lock" in parent.split("/"):  # says who works at the URL (`folder_lock`)
             continue

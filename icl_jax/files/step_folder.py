@@ -58,20 +58,35 @@ class StepFolder:
         self._inputs = json.loads(json.dumps(inputs))  # as it will be read back
         self._resumed = False
         once(path, self._prepare)
-        if job_place():  # what the first process has looked at
-            self._check_inputs()
+        if job_place():
+            self._clear_away()  # from this host's own disk, if the folder is a local copy
+            self._check_same_inputs()
         self.results = _read_json(path / "results.json")  # what `complete` was given; else None
         if not agree(f"the step {path.name}", self.results is not None):
             self._cost = StepCost()
 
     def _prepare(self) -> None:
         mirror.pull(self.path)
-        for left in self.path.rglob(f"*{_PARTIAL}"):  # of a run that was killed
-            left.unlink(missing_ok=True)
+        self._clear_away()
         if not self._check_inputs():  # nothing is there that could be mixed up
             self.path.mkdir(parents=True, exist_ok=True)
             write_json(self.path / "inputs.json", self._inputs)
         self._resumed = any(child.name != "inputs.json" for child in self.path.iterdir())
+
+    def _clear_away(self) -> None:
+        """Deletes what a run that was killed left half written; nobody may be at work here."""
+        for left in self.path.rglob(f"*{_PARTIAL}"):
+            left.unlink(missing_ok=True)
+
+    def _check_same_inputs(self) -> None:
+        """Stops a process of a job that would make something else than the first one."""
+        wrong = differences(_read_json(self.path / "inputs.json") or {}, self._inputs)
+        if wrong:
+            raise StageError(
+                f"process {job_place()} of this job, on {socket.gethostname()}, would make "
+                f"{mirror.shown(self.path)} from other inputs than process 0 "
+                f"({_some_of(wrong)}); expected the same config, files and packages on all hosts"
+            )
 
     def _check_inputs(self) -> bool:
         """Whether the folder holds files, which then must be made from the same inputs."""
@@ -80,8 +95,7 @@ class StepFolder:
             return False
         wrong = differences(json.loads(held.read_text()), self._inputs)
         if wrong:
-            more = f"; and {len(wrong) - _SHOWN} more" if len(wrong) > _SHOWN else ""
-            raise OtherInputsError(self.path, f"{'; '.join(wrong[:_SHOWN])}{more}")
+            raise OtherInputsError(self.path, _some_of(wrong))
         return True
 
     def complete(self, results: dict | Callable[[], dict]) -> None:
@@ -164,6 +178,11 @@ def beside(path: epath.PathLike):
         ) from error
     finally:
         partial.unlink(missing_ok=True)
+
+
+def _some_of(wrong: list[str]) -> str:
+    more = f"; and {len(wrong) - _SHOWN} more" if len(wrong) > _SHOWN else ""
+    return f"{'; '.join(wrong[:_SHOWN])}{more}"
 
 
 def absolute(path: epath.PathLike) -> epath.Path:

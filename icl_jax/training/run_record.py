@@ -6,6 +6,7 @@ The model that a run started from is identified by its content, not its path: wo
 import dataclasses
 import json
 import math
+import zlib
 
 from etils import epath
 import jax
@@ -19,6 +20,7 @@ from icl_jax.files.step_folder import write_json
 from icl_jax.training import checkpoint
 from icl_jax.training.model_at import find_model
 from icl_jax.training.train_state import dropout_keys
+from icl_jax.workers.job import gather
 
 # These fields change how a run is computed or stored, not what it learns.
 FREE_FIELDS = (
@@ -32,13 +34,20 @@ _START = "training.start_from"
 
 
 def record_run(config: ExperimentConfig, workdir: epath.Path, data: Data) -> None:
-    """Writes `config.json`; of several processes only the first does."""
-    if jax.process_index() != 0:
-        return
-    workdir.mkdir(parents=True, exist_ok=True)
+    """Writes `config.json`; the first process of a job does, if all would write the same."""
     content = {"config": to_dict(config), "data": data.fingerprint()}
     content |= {"start": find_start(config), "steps": planned_steps(config, data)}
     content["plan"] = data.plan_version
+    checks = {name: zlib.crc32(json.dumps(part).encode()) >> 1 for name, part in content.items()}
+    wrong = [name for name, own in checks.items() if len({*gather(f"run: {name}", own)}) > 1]
+    if wrong:
+        raise StageError(
+            f"a run is not the same on all hosts of this job: {', '.join(wrong)}; expected the "
+            "same command, records and starting model on each"
+        )
+    if jax.process_index() != 0:
+        return
+    workdir.mkdir(parents=True, exist_ok=True)
     write_json(workdir / "config.json", content)
 
 

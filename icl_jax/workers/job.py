@@ -169,7 +169,7 @@ def _report(error: BaseException) -> int:
     """Says why this process leaves its job, unless that was said; its exit code, 0 if all do."""
     if isinstance(error, SystemExit):
         return 0 if error.code == STOPPED else error.code  # all stop at the same step
-    if _LOST.search(str(error)):
+    if _LOST.search(str(error)) and not isinstance(error, OSError):  # which JAX never raises
         why = " ".join(str(error).split())[:200]
         print(
             "error: another process of this job is gone, so this one ends too; the output of that "
@@ -216,8 +216,11 @@ def _initialize(**job) -> None:
 
     try:
         jax.distributed.initialize(heartbeat_timeout_seconds=_SILENCE, **job)
-    except RuntimeError as error:
-        raise ConfigError(f"the processes of the job did not find each other: {error}") from None
+    except (RuntimeError, ValueError) as error:  # the second if JAX does not find a job at all
+        raise ConfigError(
+            f"the processes of the job did not find each other: {error}; under Slurm start them "
+            "with srun, elsewhere with --coordinator, --num_processes and --process_id"
+        ) from None
 
 
 def _on_tpu() -> bool:

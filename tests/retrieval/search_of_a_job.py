@@ -1,6 +1,6 @@
 """What each process of the job in `test_search_of_a_job.py` runs.
 
-python tests/retrieval/search_of_a_job.py CONFIG WORKDIR well|no_room|no_memory --coordinator=...
+python tests/retrieval/search_of_a_job.py CONFIG WORKDIR HOW --coordinator=...
 """
 
 from pathlib import Path
@@ -32,6 +32,9 @@ def main() -> None:
             search_shards.write_shard = no_room
         if how == "no_memory" and job_place() == 1:
             search_jax._own_rows = no_memory
+        if how == "larger" and job_place() == 1:  # its devices could hold the pool alone
+            of_others = search_jax._memory
+            search_jax._memory = lambda *arguments: int(processes) * of_others(*arguments)
         find_related(config, workdir)
 
 

@@ -56,12 +56,13 @@ def check_found(workdir, alone: dict) -> None:
     assert results["recall"] == alone["recall"] and results["recall"]["neighbours"] == 1
 
 
-def test_hosts_that_hold_a_part_of_the_pool_each_find_what_one_finds_alone(small_room):
+@pytest.mark.parametrize("how", ["well", pytest.param("larger", marks=pytest.mark.slow)])
+def test_hosts_that_hold_a_part_of_the_pool_each_find_what_one_finds_alone(small_room, how):
     folder, alone = small_room
     assert len(shards(folder / "alone")) > PROCESSES and alone["asked_again"] > 0
-    for code, _, errors in run_job(folder, folder / "job", "well"):
+    for code, _, errors in run_job(folder, folder / f"job {how}", how):
         assert code == 0, errors
-    check_found(folder / "job", alone)
+    check_found(folder / f"job {how}", alone)
 
 
 @pytest.mark.slow

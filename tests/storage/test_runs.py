@@ -103,6 +103,14 @@ def test_a_design_in_a_bucket_goes_on_on_another_machine_to_the_same_files(
     assert not list(third.glob("arms/*/*.tfrecord-*"))  # these are read at the URL
 
 
+def test_records_of_others_are_not_fetched_while_a_step_is_made(gcs):
+    folder = mirror.local_folder("gs://bucket/a design") / "arm"
+    for name in ("inputs.json", "counts-00001.json", "arm-train.tfrecord-00001-of-00002"):
+        gcs.put(f"bucket/a design/arm/{name}", b"{}")
+    mirror.bring_in_sight(folder)
+    assert {path.name for path in folder.iterdir()} == {"inputs.json", "counts-00001.json"}
+
+
 def test_what_was_deleted_or_changed_in_the_bucket_is_so_in_the_copy(gcs):
     folder = mirror.local_folder("gs://bucket/a folder")
     for name in ("one", "two", "three"):

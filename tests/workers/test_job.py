@@ -1,10 +1,14 @@
 """Real processes of a job share the shards of a step, wait for each other, and end together."""
 
+import os
+import subprocess
+import sys
 import time
 
 import pytest
 
 from icl_jax.files.step_folder import read_results
+from icl_jax.workers import job
 from tests.a_job import end_job, start_job
 
 
@@ -53,6 +57,25 @@ def test_hosts_that_see_other_files_stop(tmp_path):
         assert code == 2 and "do not see the same files (results of the step)" in errors
 
 
+@pytest.mark.slow
+def test_a_host_that_would_make_something_else_stops(tmp_path):
+    """Such as one whose own copy of the corpus is another one."""
+    results = run(tmp_path, "other_inputs")
+    check_ended(results[::-1], 2, "from other inputs than process 0 (files: 0 there, 1 here)")
+    assert not any("never printed" in told for _, told, _ in results)
+
+
+def test_hosts_with_other_records_do_not_train_together(tmp_path):
+    for code, _, errors in run(tmp_path, "other_records"):
+        assert code == 2 and "not the same on all hosts of this job: data;" in errors
+    assert not (tmp_path / "config.json").exists()
+
+
+def test_what_a_killed_run_left_is_cleared_away_on_every_disk(tmp_path):
+    for code, told, errors in run(tmp_path, "left_over"):
+        assert code == 0 and told.endswith("['inputs.json']\n"), told + errors
+
+
 def test_processes_that_wait_for_different_things_stop(tmp_path):
     for place, (code, _, errors) in enumerate(run(tmp_path, "out_of_step")):
         assert code == 1 and f"out of step; this one is at 'here is {place}'" in errors
@@ -62,6 +85,25 @@ def test_what_stops_the_first_process_ends_the_others(tmp_path):
     started = time.monotonic()
     check_ended(run(tmp_path, "wrong_word"), 2, "error: a wrong word\n")
     assert time.monotonic() - started < 60
+
+
+def test_a_job_that_jax_does_not_find_is_told_in_words():
+    """Slurm has several tasks, but srun did not start this process."""
+    environment = {name: text for name, text in os.environ.items() if "SLURM" not in name}
+    environment |= {"SLURM_PROCID": "0", "SLURM_NTASKS": "2"}
+    code = "from icl_jax.workers.job import join_job; join_job(None, None, None)"
+    ended = subprocess.run(
+        [sys.executable, "-c", code], env=environment, capture_output=True, text=True, check=False
+    )
+    assert "ConfigError: the processes of the job did not find each other" in ended.stderr
+    assert "under Slurm start them with srun" in ended.stderr
+
+
+def test_an_error_of_its_own_is_not_blamed_on_another_process(capsys):
+    assert job._report(ConnectionResetError(104, "Connection reset by peer")) == 1
+    assert "ConnectionResetError" in capsys.readouterr().err
+    assert job._report(RuntimeError("Gloo: Connection reset by peer")) == job._LOST_CODE
+    assert "another process of this job is gone" in capsys.readouterr().err
 
 
 @pytest.mark.slow

@@ -162,11 +162,15 @@ def _read_chunks(
 def choose_mesh(
     count: int, width: int, config: SearchConfig, mesh: Mesh | None, with_others: bool
 ) -> Mesh:
-    """This host's mesh if it holds the pool (then no query has to travel), else that of the job.
+    """This host's mesh if each holds the pool (then no query has to travel), else that of the job.
 
     `with_others`: whether all hosts of a job search here.
     """
-    if not with_others or mesh is None or _needed(count, width, mesh) <= _memory(mesh, config):
+    alone = not with_others or mesh is None
+    if not alone:  # hosts may have devices of different sizes
+        fits = _needed(count, width, mesh) <= _memory(mesh, config)
+        alone = all(gather("who can hold the pool", int(fits)))
+    if alone:
         check_memory(count, width, mesh, config)
         return mesh
     everyone = make_mesh(MeshConfig())
