@@ -1,6 +1,6 @@
 """A Cloud TPU slice: its name, zone and type, checked, and the gcloud commands about it.
 
-`create(slice)` and the like return argument lists; nothing is run here.
+`create(slice)` and its siblings return argument lists; nothing is run here.
 """
 
 import dataclasses

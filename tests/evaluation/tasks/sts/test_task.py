@@ -189,7 +189,7 @@ def test_vectors_that_are_not_finite_stop(folders, tmp_path, monkeypatch):
         task.run(task.items, 0, small.mesh_of(), lambda count: None)
 
 
-def test_a_killed_evaluation_goes_on_and_ends_the_same(folders, tmp_path, monkeypatch):
+def test_a_killed_evaluation_continues_and_ends_the_same(folders, tmp_path, monkeypatch):
     data, mesh = sts_data.write_senteval(tmp_path / "data"), small.mesh_of()
     monkeypatch.setattr(Sts, "part_size", 100)
     task = task_of(folders["roberta"], data=data)
