@@ -441,3 +441,7 @@ def suggest_removal(*paths: str) -> str:
     """What deletes folders, on a disk or in a bucket."""
     remove = "gcloud storage rm -r" if paths[0].startswith("gs://") else "rm -r"
     return f"{remove} {shlex.join(paths)}"
+
+
+if __name__ == "__main__":
+    main()
