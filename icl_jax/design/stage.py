@@ -87,7 +87,7 @@ def _run_steps(
 def find_related(
     config: ExperimentConfig, workdir: str | os.PathLike, neighbours: bool = True
 ) -> Neighbours | None:
-    """The steps before the groups: tokenizer, sentences; if asked for, vectors and neighbours."""
+    """The steps before the groups: tokenizer, sentences; if requested, vectors and neighbours."""
     check_design(config)
     design, folders = config.design, DesignFolders(workdir)
     runner = folders.runner(design)

@@ -33,7 +33,7 @@ class Generated(NamedTuple):
     """What came after a prompt."""
 
     tokens: np.ndarray  # int32, up to an end token and without it
-    cut: int  # tokens of the prompt left out on the left, for want of positions
+    cut: int  # tokens of the prompt left out on the left, because positions ran out
 
 
 class State(NamedTuple):

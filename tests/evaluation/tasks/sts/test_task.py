@@ -289,7 +289,7 @@ def test_a_missing_subset_withholds_its_year_and_the_average():
 def test_the_average_is_withheld_of_fewer_than_seven_sets():
     results = score_sets([PairSet("STS12")], made_up_rows(["STS12"])[0], 100, 0)
     assert results["average"] is None
-    assert "Not asked for: STS13" in make_table({**results, "pooling": "mean", "cut": 0})
+    assert "Not requested: STS13" in make_table({**results, "pooling": "mean", "cut": 0})
 
 
 def test_scores_that_never_vary_have_no_correlation_and_are_named():
