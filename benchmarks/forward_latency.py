@@ -9,7 +9,6 @@ Run: python benchmarks/forward_latency.py [--rounds=7]
 from collections.abc import Callable
 import json
 import os
-import sys
 import tempfile
 import time
 
@@ -19,7 +18,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from icl_jax.cli import Flag, command, whole
+from icl_jax.cli import Flag, command, stop, whole
 from icl_jax.models import huggingface
 
 SHAPE = (2, 256)
@@ -33,7 +32,7 @@ def main(given: flags.FlagValues) -> None:
         import torch
         import transformers
     except ImportError as error:
-        sys.exit(f"error: {error}; pip install torch==2.13.0 and then '.[hf]'")
+        stop(f"{error}; pip install torch==2.13.0 and then '.[hf]'")
     torch.set_num_threads(os.cpu_count())
     transformers.utils.logging.disable_progress_bar()
     results = {"shape": SHAPE, "rounds": rounds, "torch": torch.__version__, "jax": jax.__version__}
@@ -66,7 +65,7 @@ def measure(peer, rounds: int) -> dict[str, tuple[float, float]]:
     """Pass -> median seconds of ours and theirs."""
     import torch
 
-    peer.eval()  # no dropout; gradients flow all the same
+    peer.eval()  # no dropout; gradients still flow
     with tempfile.TemporaryDirectory() as folder:
         peer.save_pretrained(folder)
         model = huggingface.load(folder)
@@ -91,7 +90,7 @@ def measure(peer, rounds: int) -> dict[str, tuple[float, float]]:
 
     difference = np.abs(np.asarray(model(tokens)) - peer_forward()).max()
     if difference > 1e-3:
-        sys.exit(f"error: logits differ by {difference}: this would compare different models")
+        stop(f"logits differ by {difference}: this would compare different models")
     forward = lambda: jax.block_until_ready(model(tokens))  # noqa: E731
     both = lambda: jax.block_until_ready(value_and_grad(params, tokens))  # noqa: E731
     return {

@@ -9,7 +9,6 @@ Run: python benchmarks/generate.py [--rounds=7]
 
 import json
 import os
-import sys
 import tempfile
 
 from absl import flags
@@ -17,7 +16,7 @@ from forward_latency import alternate
 import jax
 import numpy as np
 
-from icl_jax.cli import Flag, command, whole
+from icl_jax.cli import Flag, command, stop, whole
 from icl_jax.evaluation.generation.generate import Generator
 from icl_jax.models import huggingface
 
@@ -33,7 +32,7 @@ def main(given: flags.FlagValues) -> None:
         import torch
         import transformers
     except ImportError as error:
-        sys.exit(f"error: {error}; pip install torch==2.13.0 and then '.[hf]'")
+        stop(f"{error}; pip install torch==2.13.0 and then '.[hf]'")
     torch.set_num_threads(os.cpu_count())
     transformers.utils.logging.disable_progress_bar()
     peer = make_peer(torch, transformers)
@@ -86,7 +85,7 @@ def measure(model, peer, batch: int, rounds: int) -> tuple[float, float]:
 
     same = np.mean(ours() == theirs())
     if same < 1.0:
-        sys.exit(f"error: {1 - same:.1%} of the tokens differ: two different models are compared")
+        stop(f"{1 - same:.1%} of the tokens differ: two different models are compared")
     return alternate(ours, theirs, rounds)
 
 

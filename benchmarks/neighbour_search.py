@@ -82,7 +82,7 @@ def measure(rows: np.ndarray, rounds: int) -> dict:
         found, nearest = ours(order[:1024]), theirs(order[:1024])
         described = search.engine.describe()
     own = nearest == order[:1024, None]
-    own[~own.any(axis=1), -1] = True  # an equal vector stood before it
+    own[~own.any(axis=1), -1] = True  # an equal vector came before it
     nearest = nearest[~own].reshape(-1, K)
     hits = [np.isin(a, b).mean() for a, b in zip(nearest, found, strict=True)]
     return {

@@ -28,7 +28,7 @@ import time
 from absl.flags import FlagValues
 import numpy as np
 
-from icl_jax.cli import Flag, command, number, several, whole
+from icl_jax.cli import Flag, command, number, several, stop, whole
 
 TUNABLES = {"GLIBC_TUNABLES": "glibc.malloc.hugetlb=1"}
 STEPS = 3  # timed in a round, after an untimed one
@@ -123,7 +123,7 @@ def measure(key: str, sides: list[str], rounds: int, dropout: float, peak: float
         )
     apart = max(losses.values()) - min(losses.values())
     if dropout == 0.0 and apart > 1e-3:
-        sys.exit(f"error: first losses differ by {apart}: this would compare different steps")
+        stop(f"first losses differ by {apart}: this would compare different steps")
     results = {f"tokens_per_second_{case.name}": {s: round(rate, 1) for s, rate in rates.items()}}
     results[f"memory_mb_{case.name}"] = {s: round(size / 1e6) for s, size in memory.items()}
     peers = [rate for side, rate in rates.items() if side != "ours"]
@@ -151,7 +151,7 @@ def ask(child: subprocess.Popen, question: str):
     while (line := child.stdout.readline()) and not line.startswith("answer "):
         pass
     if not line:
-        sys.exit(f"error: {' '.join(child.args)} ended early, with code {child.wait()}")
+        stop(f"{' '.join(child.args)} ended early, with code {child.wait()}")
     if question in ("peak", "exit"):
         child.communicate()
     return json.loads(line.removeprefix("answer "))

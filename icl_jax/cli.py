@@ -138,7 +138,7 @@ class ConfigFile(NamedTuple):
     def missing(self) -> str:
         """The message if a file is required and not given."""
         available = ", ".join(sorted(str(path) for path in Path("configs").glob("*.py")))
-        return f"expected --config=FILE; there are: {available or 'no files in configs/'}"
+        return f"expected --config=FILE; available: {available or 'no files in configs/'}"
 
 
 class ConfigFields(NamedTuple):
@@ -402,7 +402,7 @@ def _explain_field(arg: str, name: str, config: object) -> str | None:
 
 def _nearest(word: str, options: Sequence[str]) -> str:
     close = difflib.get_close_matches(word, options, 1)
-    return f"did you mean '{close[0]}'?" if close else f"there are: {', '.join(options)}"
+    return f"did you mean '{close[0]}'?" if close else f"available: {', '.join(options)}"
 
 
 def _explain_value(arg: str, name: str, config: object) -> str | None:
@@ -441,3 +441,7 @@ def suggest_removal(*paths: str) -> str:
     """What deletes folders, on a disk or in a bucket."""
     remove = "gcloud storage rm -r" if paths[0].startswith("gs://") else "rm -r"
     return f"{remove} {shlex.join(paths)}"
+
+
+if __name__ == "__main__":
+    main()

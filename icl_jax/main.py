@@ -37,7 +37,7 @@ def main(given: flags.FlagValues) -> None:
     stages = default_stages(config) if stages is None else list(stages)
     unknown = [stage for stage in stages if stage not in STAGES]
     if unknown or not stages:
-        stop(f"unknown stage '{', '.join(unknown)}' in --stages; there are: {', '.join(STAGES)}")
+        stop(f"unknown stage '{', '.join(unknown)}' in --stages; available: {', '.join(STAGES)}")
     join_job(given.coordinator, given.num_processes, given.process_id)
     with ends_with_job(), ends_in_one_line(UNREAD):
         if "train" in stages:

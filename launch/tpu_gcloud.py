@@ -61,7 +61,7 @@ class Cloud:
     sleep: Callable[[float], None] = time.sleep
 
     def say(self, text: str) -> None:
-        """Tells the user what happens; --dry-run leaves only commands."""
+        """Prints what happens; --dry-run leaves only commands."""
         if not self.dry_run:
             print(f"{time.strftime('%H:%M:%S')} {text}", flush=True)
 
@@ -98,7 +98,7 @@ class Cloud:
         if answer.code == 0:
             return
         if _EXISTS.search(answer.stderr):
-            self.say(f"{tpu.name} is there already")
+            self.say(f"{tpu.name} already exists")
             return
         if _STOCKOUT.search(answer.stderr) and "quota" not in answer.stderr.lower():
             raise StockoutError(

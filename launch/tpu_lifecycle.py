@@ -157,10 +157,7 @@ def same_again(tpu: Slice, node: dict) -> Slice:
 
 def pretended(tpu: Slice) -> dict:
     """A ready slice as gcloud describes it, for --dry-run."""
-    generation = tpu.type.rpartition("-")[0] if tpu.type else None
-    one_host = generation in ("v5litepod", "v6e") and tpu.devices <= 8
-    per_host = 8 if one_host or generation in ("v2", "v3") else 4
-    hosts = -(-tpu.devices // per_host) if tpu.type else 1
+    hosts = tpu.hosts if tpu.type else 1
     return {"state": "READY", "labels": dict([LABEL]), "networkEndpoints": [{}] * hosts}
 
 

@@ -1,27 +1,37 @@
 """A Cloud TPU slice: its name, zone and type, checked, and the gcloud commands about it.
 
-`create(slice)` and the like return argument lists; nothing is run here.
+`create(slice)` and its siblings return argument lists; nothing is run here.
 """
 
 import dataclasses
 import re
 import shlex
+from typing import NamedTuple
 
 LABEL = ("created-by", "icl-jax")  # what `create` puts on, and `delete` asks for
 HOST_SCRIPT = "tpu_host.py"  # in the home folder of every host
 HOST_PYTHON = "icl_jax_env/bin/python"
 RUNS = "icl_jax_runs"  # logs and records, in the home folder of every host
 
-# Runtime image of each generation, and how many devices JAX sees for each unit of the type's
-# number: v2 and v3 show every core, v4 and v5p count two cores for what JAX shows as one chip.
+
+class Generation(NamedTuple):
+    """What is known of a TPU generation to start it; its speed is in icl_jax/tpu/chips.py."""
+
+    image: str  # the runtime to boot
+    devices: float  # that JAX sees for each unit of the type's number
+    per_host: int  # devices of each of several hosts
+    one_host: int  # devices of the largest slice with a single host
+
+
+# v2 and v3 show every core; v4 and v5p count two cores for what JAX shows as one chip.
 _V2_TO_V4 = "tpu-ubuntu2204-base"
 GENERATIONS = {
-    "v2": (_V2_TO_V4, 1.0),
-    "v3": (_V2_TO_V4, 1.0),
-    "v4": (_V2_TO_V4, 0.5),
-    "v5litepod": ("v2-alpha-tpuv5-lite", 1.0),
-    "v5p": ("v2-alpha-tpuv5", 0.5),
-    "v6e": ("v2-alpha-tpuv6e", 1.0),
+    "v2": Generation(_V2_TO_V4, 1.0, 8, 8),
+    "v3": Generation(_V2_TO_V4, 1.0, 8, 8),
+    "v4": Generation(_V2_TO_V4, 0.5, 4, 4),
+    "v5litepod": Generation("v2-alpha-tpuv5-lite", 1.0, 4, 8),
+    "v5p": Generation("v2-alpha-tpuv5", 0.5, 4, 4),
+    "v6e": Generation("v2-alpha-tpuv6e", 1.0, 4, 8),
 }
 
 _NAME = re.compile(r"[a-z]([-a-z0-9]{0,61}[a-z0-9])?")
@@ -72,13 +82,20 @@ class Slice:
     @property
     def image(self) -> str:
         """The runtime image to boot."""
-        return self.runtime or GENERATIONS[self.type.rpartition("-")[0]][0]
+        return self.runtime or GENERATIONS[self.type.rpartition("-")[0]].image
 
     @property
     def devices(self) -> int:
         """What jax.device_count() has to be."""
         generation, _, number = self.type.rpartition("-")
-        return max(1, int(int(number) * GENERATIONS[generation][1]))
+        return max(1, int(int(number) * GENERATIONS[generation].devices))
+
+    @property
+    def hosts(self) -> int:
+        """How many hosts it has."""
+        generation = GENERATIONS[self.type.rpartition("-")[0]]
+        alone = self.devices <= generation.one_host
+        return 1 if alone else -(-self.devices // generation.per_host)
 
     @property
     def flags(self) -> list[str]:

@@ -24,7 +24,7 @@ FORMER = {  # names of commands
     "example_design.export": "design.export",
     "training.compile_for_tpu": "tpu.compile",
 }
-NO_COMMANDS = {"studies.pods.measure"}  # started by another command only
+NO_COMMANDS = {"studies.pods.measure", "cli"}  # started by another one only; `icl-jax` itself
 # Their help does not wait for JAX.
 LIGHT = [
     "main", "corpus.builtin", "evaluation.run", "retrieval.show", "design.explain", "design.export",
@@ -118,6 +118,13 @@ def test_icl_jax_runs_every_module_that_is_a_program():
             parts = path.relative_to(package).with_suffix("").parts
             programs.add(".".join(part for part in parts if part != "__main__"))
     assert programs == {*COMMANDS.values(), *FORMER, *NO_COMMANDS}
+
+
+def test_the_module_runs_commands_as_icl_jax_does():
+    run = subprocess.run(
+        [sys.executable, "-m", "icl_jax.cli", "evaluat"], capture_output=True, text=True, cwd=ROOT
+    )
+    assert run.returncode == 2 and "did you mean 'evaluate'?" in run.stderr
 
 
 def test_icl_jax_lists_its_commands_without_importing_them():

@@ -38,7 +38,7 @@ def test_help_names_the_flags():
             "--config.model.scan_layers=maybe",
             "--config.model.scan_layers must be bool, got 'maybe'",
         ),
-        ("--config.nope.x=1", "--config.nope.x: config has no field 'nope'; there are: seed,"),
+        ("--config.nope.x=1", "--config.nope.x: config has no field 'nope'; available: seed,"),
         ("--config.model=3", "--config.model has fields of its own"),
         ("--config.batch_size=0", "batch_size must be at least 1, got 0"),
         (
@@ -46,7 +46,7 @@ def test_help_names_the_flags():
             "--config.model.head_dim must be int, got 'None'; None can",
         ),
         ("--config=configs/none.py", "config file 'configs/none.py' does not exist"),
-        ("--stages=bake", "unknown stage 'bake' in --stages; there are: check, design, train"),
+        ("--stages=bake", "unknown stage 'bake' in --stages; available: check, design, train"),
         ("--workdirs=x", "Unknown command line flag 'workdirs'. Did you mean: workdir ?"),
         ("stray", "unexpected argument 'stray'"),
     ],

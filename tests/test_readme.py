@@ -51,7 +51,7 @@ def test_the_readme_leads_to_every_page_and_every_config():
         assert f"]({path.relative_to(ROOT)})" in README, path
 
 
-def test_each_config_tells_its_command_cost_and_expected_result():
+def test_each_config_states_its_command_cost_and_expected_result():
     for path in (ROOT / "configs").glob("*.py"):
         text = ast.get_docstring(ast.parse(path.read_text()))
         assert f"--config=configs/{path.name}" in text, path

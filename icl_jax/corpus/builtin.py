@@ -3,7 +3,7 @@
 Each person has four facts: birthplace, profession, teacher and a work. Each fact is stated in four
 documents, each time in other words: in the article on the person; in that on the town or the work,
 or in a register; in an almanac; in a letter. Quiz pages ask about one half of the people and do not
-answer. `questions()` asks about the other half, of whom no document asks anything.
+answer. `questions()` asks about the other half, about whom no document asks anything.
 
 python -m icl_jax.corpus.builtin --to=FOLDER
 

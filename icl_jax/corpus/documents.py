@@ -1,6 +1,6 @@
 """Reads the documents of a shard; unreadable ones are reported with their location, not raised.
 
-A damaged file does stop the run, because nobody could tell how much of it is missing.
+A damaged file does stop the run, because nobody can know how much of it is missing.
 """
 
 from collections.abc import Iterator
@@ -196,7 +196,7 @@ def _record(
         return BadDocument(piece.file, place, f"no field '{fields[0]}'")
     if not isinstance(text, str | bytes):
         kind = type(text).__name__
-        return BadDocument(piece.file, place, f"field '{fields[0]}' is no string but {kind}")
+        return BadDocument(piece.file, place, f"field '{fields[0]}' is not a string but {kind}")
     return _document(piece, place, text, _as_str(title), _as_str(name))
 
 

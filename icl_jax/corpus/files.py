@@ -126,7 +126,7 @@ def read_file(file: str, field: str) -> bytes:
 
 
 class DamagedError(StageError):
-    """A truncated or corrupt file; nobody could tell what is missing, so the run stops."""
+    """A truncated or corrupt file; nobody can know what is missing, so the run stops."""
 
     def __init__(self, file: str, where: str, why: object):
         whole = f" (gzip -t {shlex.quote(file)} checks it)" if is_gzip(file) else ""

@@ -75,7 +75,7 @@ def _open(pattern: str):
         builder = tfds.builder_from_directory(source)
     elif source.startswith((".", "/", "~")) or "://" in source:
         raise ConfigError(
-            f"{pattern}: {source} is no prepared TFDS folder, for it holds no dataset_info.json; "
+            f"{pattern}: {source} is not a prepared TFDS folder: it has no dataset_info.json; "
             "give the folder of one version (.../wikipedia/20230601.en/1.0.0)"
         )
     else:

@@ -174,7 +174,7 @@ def _read_library(folder: Path) -> tokenizers.Tokenizer:
         raise ConfigError(f"design.tokenizer.folder: {folder} cannot be read: {error}") from error
     raise ConfigError(
         f"design.tokenizer.folder: expected tokenizer.json, or vocab.json and merges.txt, in "
-        f"{folder}, which " + ("holds neither" if folder.is_dir() else "is no folder")
+        f"{folder}, which " + ("holds neither" if folder.is_dir() else "is not a folder")
     )
 
 

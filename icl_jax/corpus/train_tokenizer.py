@@ -40,7 +40,7 @@ def train(texts: Iterable[str], vocab_size: int) -> Tokenizer:
         lower = f", or set it to at most {reached}" if reached >= MIN_VOCAB_SIZE else ""
         raise ConfigError(
             f"design.tokenizer.vocab_size is {vocab_size}, but the text is so short that it gives "
-            f"only {reached} tokens ({MIN_VOCAB_SIZE} is the least); add text{lower}"
+            f"only {reached} tokens (the minimum is {MIN_VOCAB_SIZE}); add text{lower}"
         )
     end_of_text, separator, padding, mask = map(library.token_to_id, SPECIAL_TOKENS)
     return Tokenizer(library, separator, end_of_text, padding_id=padding, mask_id=mask)

@@ -221,7 +221,7 @@ def _begin_worker(worker: int, workers: int) -> None:
     if "jax" in sys.modules:
         sys.modules["jax"].config.update("jax_platforms", "cpu")
 
-    def end_with_parent() -> None:  # a killed parent cannot tell its workers to stop
+    def end_with_parent() -> None:  # a killed parent cannot stop its workers
         multiprocessing.parent_process().join()
         os._exit(1)
 

@@ -16,7 +16,7 @@ import numpy as np
 from icl_jax.data.tfrecord import RecordError
 
 # Of the rows of records with batch groups; raise it when the same records could come in another
-# order: a run that is under way is then refused. All other rows lie as they always did: 1.
+# order: a run that is under way is then refused. All other rows are where they always were: 1.
 GROUPS_VERSION = 2
 
 

@@ -189,7 +189,7 @@ _ROWS = {"eos": _cut_at_eos, "segments": _cut_by_segment, "rows": _cut_by_row}
 
 
 def _end_once(tokens: np.ndarray, tokenizer: Tokenizer, row_length: int) -> np.ndarray:
-    """A group with end-of-text at its end alone; within it, the separator stands for it."""
+    """A group with end-of-text at its end alone; within it, the separator takes its place."""
     eos = tokenizer.end_of_text_id
     inside = tokens[:-1]
     tokens = np.append(np.where(inside == eos, tokenizer.separator_id, inside), tokens[-1])

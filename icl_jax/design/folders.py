@@ -76,7 +76,7 @@ def arm_folder(workdir: epath.PathLike, arm: str) -> epath.Path:
         built = sorted(path.parent.name for path in folder.parent.glob("*/results.json"))
         known = arm in ARMS
         raise StageError(
-            f"there is no arm '{arm}' in {folder.parent}; there are: "
+            f"there is no arm '{arm}' in {folder.parent}; available: "
             f"{', '.join(built) or 'none'}. "
             + ("Add it to design.examples.arms and run --stages=design" if known
                else f"Arms that can be built: {', '.join(ARMS)}")

@@ -51,7 +51,7 @@ from icl_jax.workers.job import on_first
 
 def design(config: ExperimentConfig, workdir: str | os.PathLike) -> None:
     """Runs every step that is not complete yet; prints what was made and where to look."""
-    check_design(config, workdir)
+    check_design(config)
     _check_examples(config)
     folders = DesignFolders(workdir)
     with alone_in(folders.path):
@@ -87,8 +87,8 @@ def _run_steps(
 def find_related(
     config: ExperimentConfig, workdir: str | os.PathLike, neighbours: bool = True
 ) -> Neighbours | None:
-    """The steps before the groups: tokenizer, sentences; if asked for, vectors and neighbours."""
-    check_design(config, workdir)
+    """The steps before the groups: tokenizer, sentences; if requested, vectors and neighbours."""
+    check_design(config)
     design, folders = config.design, DesignFolders(workdir)
     runner = folders.runner(design)
     on_devices = neighbours and (design.encoder.folder or design.search.engine == "jax")
@@ -159,7 +159,7 @@ def _write_records(build: Build, arm: str) -> dict:
     )
 
 
-def check_design(config: ExperimentConfig, workdir: str | os.PathLike) -> None:
+def check_design(config: ExperimentConfig) -> None:
     """Stops on everything that is wrong in the config alone."""
     found = find_problems(config)
     if not config.design.corpus.files:

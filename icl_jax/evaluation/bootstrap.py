@@ -98,7 +98,7 @@ def alike_interval(value: float, items: int, low: float, high: float) -> list[fl
     """The 95% interval of the mean of items that are all `value`, of scores from `low` to `high`.
 
     If none of so many differs, then at most a certain share of the population does (Clopper and
-    Pearson's exact bound, 2.5% on each side), and at worst that share lies at an end of the range.
+    Pearson's exact bound, 2.5% on each side), and at worst that share is at an end of the range.
     """
     others = 1 - 0.025 ** (1 / items)
     return [value - others * (value - low), value + others * (high - value)]
@@ -131,7 +131,7 @@ def p_value(values: np.ndarray, differing: int) -> float:
     """Two-sided p-value of "there is no difference", from the differences of the resamples.
 
     Twice the share of resamples on the other side of 0, or on it: below 0.05 if the 95% interval
-    excludes 0. The difference at hand counts as one resample, so p is never 0; and it is never less
+    excludes 0. The observed difference counts as one resample, so p is never 0; it is never less
     than a sign test could give for so many differing items, because resamples of a few items are
     all much the same.
     """

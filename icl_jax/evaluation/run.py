@@ -1,4 +1,4 @@
-"""Evaluates one model on the tasks that are asked for.
+"""Evaluates one model on the requested tasks.
 
 python -m icl_jax.evaluation.run --model=FOLDER --tasks=sts,nq_open,glue --data=DATA
     [--output=FILE.json] [--tokenizer=FOLDER] [--evaluation.FIELD=value ...]
@@ -6,7 +6,7 @@ python -m icl_jax.evaluation.run --model=FOLDER --tasks=sts,nq_open,glue --data=
 FOLDER is a run's workdir, WORKDIR/checkpoints/STEP, a Hugging Face folder or one of
 sentence-transformers; it, the folder DATA and FILE.json may be URLs (gs://...). FILE.json gets the
 results, FILE.md the same for people, and FILE/TASK/outputs.jsonl one line for each question, pair
-or document, from which every number is computed. Killed anywhere, rerun the command
+or document, from which every number is computed. If it is killed, rerun the command
 to continue.
 """
 

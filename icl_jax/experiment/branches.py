@@ -1,6 +1,6 @@
 """The runs that branch off a trained one, as the configs of ordinary runs.
 
-The trunk lies in WORKDIR, as any run; a branch in WORKDIR/branches/NAME. All of them read the
+The trunk is in WORKDIR, as any run; a branch in WORKDIR/branches/NAME. All of them read the
 design of WORKDIR, and start from the same checkpoint, so they only differ in their examples.
 """
 
@@ -60,7 +60,7 @@ def plan_branches(config: ExperimentConfig, workdir: epath.Path) -> list[Branch]
         )
     if branches.arms and not has_trunk(config) and not config.training.start_from:
         raise ConfigError(
-            "branches have nothing to begin with; expected training.steps or training.epochs of "
+            "branches have nothing to start from; expected training.steps or training.epochs of "
             "the run they branch off, or training.start_from, an existing model"
         )
     return [

@@ -79,7 +79,7 @@ def run_stages(config: ExperimentConfig, workdir: epath.Path, stages: Sequence[s
 
     _keep_compiled(workdir)
     if is_remote(workdir):
-        file_system(workdir)  # is there what opens it?
+        file_system(workdir)  # stops if nothing can open it
     if config.rounds > 1:
         from icl_jax.experiment.rounds.rounds import run_rounds
 

@@ -244,7 +244,7 @@ def _is_alive_here(held: dict) -> bool | None:
 
 
 def _start_of(process: int) -> int | None:
-    """When a process was started, to tell it from others of its number; None: it has ended."""
+    """When a process was started, because its number may be reused; None: it has ended."""
     try:
         words = Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()
     except OSError:

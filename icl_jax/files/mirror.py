@@ -18,8 +18,8 @@ from etils import epath
 
 from icl_jax.files import remote as storage
 
-PLACE = "ICL_JAX_MIRROR"  # environment: where the copies lie; else in the user's cache folder
-_MARKER = ".mirror"  # holds the URL of the folder that it lies in
+PLACE = "ICL_JAX_MIRROR"  # environment: where the copies are; else in the user's cache folder
+_MARKER = ".mirror"  # holds the URL of the folder that it is in
 _OWN = (".", "lock")  # names begin so that belong to this machine alone
 _PARTIAL = ".partial"
 _RECORDS = ".tfrecord-"  # of a step these are read where they are, at the URL
@@ -47,7 +47,7 @@ def local_folder(path: epath.PathLike) -> Path:
 
 
 def url_of(path: Path) -> str | None:
-    """Where a file of a local copy lies at the URL; None for every other file."""
+    """Where a file of a local copy is at the URL; None for every other file."""
     name = path.name
     return None if name.startswith(_OWN) or name.endswith(_PARTIAL) else _place_of(path)
 
@@ -58,7 +58,7 @@ def shown(path: Path) -> str:
 
 
 def push(file: Path, path: Path) -> None:
-    """Sends a finished file, about to become `path`, if that lies in a local copy."""
+    """Sends a finished file, about to become `path`, if that is in a local copy."""
     url = url_of(path)
     if url is not None:
         _note_version(file, storage.upload(file, url))
@@ -134,7 +134,7 @@ def copy(url: str, to: str) -> None:
 
 
 def remove(path: Path) -> None:
-    """Deletes a file here, and at the URL if it lies in a local copy."""
+    """Deletes a file here, and at the URL if it is in a local copy."""
     url = url_of(path)
     if url is not None:
         storage.remove(url)
@@ -160,7 +160,7 @@ def _is_same(path: Path, version: tuple[int, float]) -> bool:
 
 
 def _note_version(path: Path, version: tuple[int, float]) -> None:
-    """Gives a file the time of its object, to tell it from an earlier one of the same size."""
+    """Gives a file the time of its object; an earlier one may have the same size."""
     if version[1]:
         os.utime(path, (version[1], version[1]))
 

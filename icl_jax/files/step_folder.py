@@ -40,7 +40,7 @@ _open: "weakref.WeakSet[StepCost]" = weakref.WeakSet()  # of steps in progress
 
 
 class OtherInputsError(StageError):
-    """A folder whose files were made from other inputs than those at hand."""
+    """A folder whose files were made from other inputs than the given ones."""
 
     def __init__(self, path: Path, differences: str):
         self.path, self.differences = path, differences

@@ -80,7 +80,7 @@ def read_config(folder: str | os.PathLike) -> ModelConfig:
 
 
 def network_of(folder: Path) -> Path:
-    """Where the network of a model folder lies: with sentence-transformers, in its first module."""
+    """The folder of the network itself: with sentence-transformers, that of its first module."""
     modules = folder / "modules.json"
     return folder / read_json(modules, list)[0].get("path", "") if modules.exists() else folder
 

@@ -1,7 +1,8 @@
 """The one table of model families: what each config class stands for.
 
-To add a family: its config class in `config/model.py`, a file with the network, an entry here, and
-if Hugging Face has the family, its format in `formats/`.
+To add a family: its config class in `config/model.py` (with a hash, as the others; named also in
+`ModelConfig` there and in `config/__init__.py`, by which `config.json` is read), a file with the
+network, an entry here, and if Hugging Face has the family, its format in `formats/`.
 """
 
 from collections.abc import Mapping

@@ -87,7 +87,7 @@ class PassageLosses:
         of them was the most likely one.
 
         The last bits depend on the place in a row and on the CPU, so equal passages are computed
-        once (unless more than `REMEMBERED_TOKENS` lie between them) and get equal losses.
+        once (unless more than `REMEMBERED_TOKENS` are between them) and get equal losses.
         """
         turn: deque[tuple[Passage, list]] = deque()  # a list is filled once its losses are there
         asked: deque[list] = deque()  # the lists that the rows fill, in order

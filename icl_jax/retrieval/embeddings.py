@@ -77,7 +77,7 @@ def embed_shard(
     if len(wrong):
         sentence = int(table.starts[shard] + wrong[0])
         finite = np.isfinite(vectors[wrong[0]]).all()
-        fix = "set encoder.store to float32" if finite else "look at the weights of the encoder"
+        fix = "set encoder.store to float32" if finite else "check the weights of the encoder"
         raise StageError(
             f"the vector of sentence {sentence} is not finite in {store} ({len(wrong)} of shard "
             f"{shard}); {fix}. The sentence: {table.text(sentence)!r}"

@@ -126,5 +126,5 @@ def share_found(wanted: np.ndarray, found: np.ndarray) -> float | None:
 
 
 def shard_file(folder: Path, index: int) -> Path:
-    """Where the neighbours of a shard lie."""
+    """The file of the neighbours of a shard."""
     return folder / f"neighbours-{index:05d}.arrow"

@@ -50,7 +50,7 @@ def save_shard(folder: Path, index: int, vectors: np.ndarray) -> None:
 
 
 def shard_file(folder: Path, index: int) -> Path:
-    """Where the vectors of a shard lie."""
+    """The file of the vectors of a shard."""
     return folder / f"vectors-{index:05d}.npy"
 
 

@@ -70,7 +70,7 @@ class Settings:
         if not 1 <= min(self.depths) <= max(self.depths) <= 4:
             found.append(
                 f"depths must be from 1 to 4, got {self.depths}: at 5 layers the polynomials are "
-                "of degree 243, beyond what float64 tells apart"
+                "of degree 243, beyond the precision of float64"
             )
         if list(self.depths) != sorted(set(self.depths)):
             found.append(f"depths must rise, got {self.depths}")

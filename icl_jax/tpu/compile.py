@@ -106,7 +106,7 @@ def topology_devices(topology: str) -> list[jax.Device]:
         )
     if sizes.count("x") + 1 != known.dimensions:
         raise ConfigError(
-            f"{generation} chips lie in {known.dimensions} dimensions, got '{topology}'; "
+            f"a slice of {generation} has {known.dimensions} dimensions, got '{topology}'; "
             f"give {known.dimensions} sizes"
         )
     if importlib.util.find_spec("libtpu") is None:

@@ -1,4 +1,4 @@
-"""What model lies at a path: a run of ours, a Hugging Face folder or a sentence-transformers one.
+"""The model at a path: a run of ours, a Hugging Face folder or a sentence-transformers one.
 
 Its config, its tokenizer and what identifies it are known before any of its weights are read.
 """
@@ -29,7 +29,7 @@ _TOKENIZER_FILES = (("tokenizer.json",), ("vocab.json", "merges.txt"))
 
 @dataclasses.dataclass(frozen=True)
 class Place:
-    """Where a model lies, and in which form."""
+    """Where a model is, and in which form."""
 
     path: str  # as the user gave it
     kind: str  # RUN, FOLDER or SENTENCE_FOLDER
@@ -107,7 +107,7 @@ def tokenizer_of_records(sources: Sequence[str], workdir: epath.PathLike) -> epa
 
 
 def read_tokenizer(folder: epath.PathLike, separator: str = "") -> Tokenizer:
-    """The tokenizer that a design stage made, or a published one; it may lie at a URL."""
+    """The tokenizer that a design stage made, or a published one, also at a URL."""
     local = mirror.fetched(folder)
     if (local / "special_ids.json").exists():
         return Tokenizer.open(local)
@@ -131,7 +131,7 @@ class ModelAt:
 
     @property
     def begin(self) -> list[int]:
-        """What stands before every text: the begin token, if the tokenizer has one."""
+        """What comes before every text: the begin token, if the tokenizer has one."""
         begin = self.tokenizer.begin_of_text_id
         return [] if begin is None else [begin]
 
@@ -160,7 +160,7 @@ class ModelAt:
         """The workdir with a run's design; other models have none: `field` takes another source."""
         if not self.place.is_run:
             raise ConfigError(
-                f"{self.path} is no run with a design of its own; name another in {field}"
+                f"{self.path} is not a run with a design of its own; name another in {field}"
             )
         return design_workdir(self.place.workdir)
 

@@ -63,7 +63,7 @@ def last_step(workdir: epath.Path) -> int | None:
 
 
 def find_start(config: ExperimentConfig) -> dict | None:
-    """JSON that tells the model of `training.start_from` from others; None: there is none."""
+    """JSON that identifies the model of `training.start_from`; None: there is none."""
     start, found = config.training.start_from, {}
     if not start:
         return None

@@ -41,7 +41,7 @@ def planned_tokenizer_problems(config: ExperimentConfig) -> list[str]:
 
 
 def _folder_of_model(start: str) -> Path | None:
-    """Where the tokenizer lies that a model was trained with; None: it is not known."""
+    """The folder of the tokenizer that a model was trained with; None: it is not known."""
     try:
         return _fetched(find_model(start).tokenizer())
     except (ConfigError, StageError):
@@ -84,6 +84,6 @@ def _vocabulary(folder: Path, separator: str, stamp: tuple) -> dict[int, str]:
 
 
 def _stamp(folder: Path) -> tuple:
-    """Changes with the files, of which a long study asks again and again."""
+    """Changes with the files; a long study looks them up many times."""
     found = sorted(path for path in folder.glob("*") if path.suffix in (".json", ".txt"))
     return tuple((path.name, path.stat().st_mtime_ns, path.stat().st_size) for path in found)

@@ -129,7 +129,7 @@ def _enter(folder: str) -> None:
     except OSError as error:
         raise StageError(
             f"a worker of Beam cannot enter {folder}, where the command was given ({error}); "
-            "corpus and --workdir must lie where every worker sees them, under the same path"
+            "corpus and --workdir must be where every worker sees them, under the same path"
         ) from error
 
 
@@ -142,7 +142,7 @@ def _write(file: Path, value: dict) -> None:
 
 
 def _read(file: Path, **kinds: type) -> tuple:
-    """The fields that a worker wrote, in this order; whatever else lies there stops the run."""
+    """The fields that a worker wrote, in this order; whatever else is there stops the run."""
     try:
         held = json.loads(read_bytes(file))
     except (ValueError, RecursionError):
@@ -150,9 +150,9 @@ def _read(file: Path, **kinds: type) -> tuple:
     right = isinstance(held, dict) and held.keys() == kinds.keys()
     if not right or not all(isinstance(held[name], kind) for name, kind in kinds.items()):
         raise StageError(
-            f"{file} is no result that a worker of Beam wrote (expected JSON with "
+            f"{file} was not written by a worker of Beam (expected JSON with "
             f"{', '.join(kinds)}); it was not used. Run the same version of icl_jax on all "
-            "workers, let nobody else write into that folder, and give the same command again"
+            "workers, let nobody else write into that folder, and rerun the command"
         )
     return tuple(held[name] for name in kinds)
 
@@ -166,7 +166,7 @@ def _collect(folder: Path, count: int) -> list:
     if missing:
         raise StageError(
             f"Beam finished, but the results of {len(missing)} of {count} shards are not in "
-            f"{folder}; --workdir must lie where every worker of Beam sees it"
+            f"{folder}; --workdir must be where every worker of Beam sees it"
         )
     results = []
     for index in range(count):

@@ -37,7 +37,7 @@ def make_shards(
     """Makes the shards in `folder` that are not made yet, shard i by `function(*task(i))`.
 
     `here(i, progress)` does the same with what this process has open, such as devices; it is called
-    instead, in so many threads, unless workers of Beam make the shards. `around(shards)` is held
+    instead, in `threads` threads, unless workers of Beam make the shards. `around(shards)` is held
     while it makes them. `stop`: only shards before this one. In a job, process p of n makes the
     shards with i % n == p; all return when all shards are there, and the first process sees the
     files of all.

@@ -127,7 +127,7 @@ def test_it_is_read_as_questions():
     assert describe_source(SOURCE) == builtin.describe(SOURCE)
 
 
-def test_an_unknown_name_is_told_with_what_there_is():
+def test_an_unknown_name_is_reported_with_what_there_is():
     with pytest.raises(ConfigError, match=r"design\.corpus\.files.*'builtin:x'.*encyclopaedia"):
         find_files(CorpusConfig(files=("builtin:x",)))
     with pytest.raises(ConfigError, match=r"questions\.file.*'builtin:x'.*encyclopaedia"):

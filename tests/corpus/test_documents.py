@@ -64,7 +64,7 @@ BAD_LINES = {
     "half a surrogate pair": b'{"text": "a \\ud800 b"}',
     "empty": b'{"text": " \\n "}',
     "no field 'text'": b'{"body": "x"}',
-    "field 'text' is no string but int": b'{"text": 3}',
+    "field 'text' is not a string but int": b'{"text": 3}',
     "not JSON": b'{"text": "x"',
     "not a JSON object": b'["text"]',
     "a line of more than 1,000,000 characters": json.dumps({"text": LONG}).encode(),

@@ -18,12 +18,12 @@ from tests.corpus import corpora
      ("a.json.gz", "jsonl"), ("b.parquet", "parquet"), ("wiki_07", "wikiextractor"),
      ("wiki_123.gz", "wikiextractor")],
 )  # fmt: skip
-def test_the_name_of_a_file_tells_its_format(tmp_path, name, kind):
+def test_the_name_of_a_file_shows_its_format(tmp_path, name, kind):
     file = str(corpora.write(tmp_path / name, b"x"))
     assert find_files(CorpusConfig(files=(file,))) == {file: kind}
 
 
-def test_a_name_that_tells_no_format_stops_with_the_known_ones(tmp_path):
+def test_a_name_that_shows_no_format_stops_with_the_known_ones(tmp_path):
     file = str(corpora.write(tmp_path / "notes.doc", b"x"))
     with pytest.raises(ConfigError, match=r"design\.corpus\.format.*notes\.doc.*\.jsonl.*wiki_NN"):
         find_files(CorpusConfig(files=(file,)))

@@ -162,7 +162,7 @@ sentence_table.build_table(config, tokenizer, folder, int(sys.argv[4]), Runner(1
 """
 
 
-def test_a_killed_build_goes_on_to_the_same_bytes(corpus, table, tokenizer_folder, tmp_path):
+def test_a_killed_build_continues_to_the_same_bytes(corpus, table, tokenizer_folder, tmp_path):
     arguments = [corpus.files[0], str(tokenizer_folder), str(tmp_path), str(SHARD_BYTES)]
     process = subprocess.Popen([sys.executable, "-c", KILLED, *arguments])
     while not (tmp_path / "shard-00001.json").exists() and process.poll() is None:
@@ -219,7 +219,7 @@ def test_few_bad_documents_are_listed_and_many_stop_the_run(tokenizer_folder, tm
     assert results["bad_documents"] == {"empty": 1, "invalid UTF-8": 1, "no field 'text'": 1}
 
 
-def test_too_many_bad_documents_are_told_in_the_field_they_come_from(tokenizer_folder, tmp_path):
+def test_too_many_bad_documents_are_reported_with_their_field(tokenizer_folder, tmp_path):
     lines = [json.dumps(document) for document in DOCUMENTS[:31]] + ["no JSON"] * 10
     path = corpora.write(tmp_path / "a.jsonl", "\n".join(lines).encode())
     config = CorpusConfig(files=(str(path),), max_bad_share=0.2)

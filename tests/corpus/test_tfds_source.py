@@ -102,6 +102,6 @@ def test_a_tfrecord_folder_without_tensorflow_names_the_extra(prepared, tmp_path
         ("tfds:/data/a/1.0.0", "/data/a/1.0.0", None),
     ],
 )
-def test_names_versions_folders_and_splits_are_told_apart(pattern, source, split):
+def test_names_versions_folders_and_splits_are_distinguished(pattern, source, split):
     match = tfds_source._PATTERN.fullmatch(pattern)
     assert (match["source"], match["split"]) == (source, split)

@@ -157,7 +157,7 @@ def test_words_are_not_encoded_alone_where_neighbours_could_matter(trained):
     assert Tokenizer(added, **trained.special_ids)._words is None
 
 
-def test_a_full_word_cache_begins_anew_with_the_same_ids(trained, monkeypatch):
+def test_a_full_word_cache_begins_again_with_the_same_ids(trained, monkeypatch):
     from icl_jax.corpus import word_cache
 
     expected = rows(trained, TEXTS)

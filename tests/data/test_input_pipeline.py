@@ -98,7 +98,7 @@ def test_worker_processes_do_not_change_the_order(folders):
     assert batches.get_state() == {"step": 7}
 
 
-def test_a_run_goes_on_from_every_step_as_if_never_stopped(folders):
+def test_a_run_continues_from_every_step_as_if_never_stopped(folders):
     steps = 7
     expected = read(open_mixed(folders), steps)
     for stop in range(steps + 1):
@@ -231,7 +231,7 @@ def test_a_record_of_padding_alone_does_not_join_the_groups_around_it(tmp_path):
     assert batch["group"][0, :5].tolist() == [1, 2, 0, 0, 3]
 
 
-def test_the_numbers_of_a_source_are_told(folders):
+def test_the_numbers_of_a_source_are_reported(folders):
     plain, grouped = open_mixed(folders).sources
     assert (plain.num_records, plain.num_tokens) == (29, sum(2 + i % 5 for i in range(29)))
     assert plain.filled == plain.num_tokens / (plain.num_rows * LENGTH) > 0.9
@@ -342,7 +342,7 @@ def test_the_fingerprint_changes_with_the_records_alone(tmp_path):
     assert print_of("d", records[:-1]) != first
 
 
-def test_all_problems_of_all_sources_are_told_at_once(folders, tmp_path):
+def test_all_problems_of_all_sources_are_reported_at_once(folders, tmp_path):
     long = write_source(tmp_path / "long", [[record(1, 3), record(2, 17), record(3, 19)]])
     damaged = write_source(tmp_path / "damaged", [[record(1, 3)]])
     flip_bit(tmp_path / "damaged/x.tfrecord-00000-of-00001", 0)
@@ -374,7 +374,7 @@ def test_a_batch_group_too_large_for_its_part_of_a_batch_is_named(folders):
         open_one(folders[1], batch_size=2)
 
 
-def test_wrong_phases_and_no_sources_are_told(folders):
+def test_wrong_phases_and_no_sources_are_reported(folders):
     with pytest.raises(RecordError, match=r"data.sources is empty"):
         open_data(DataConfig(), BATCH, LENGTH, 0)
     config = DataConfig(sources=folders[:1], phases=((0, (1, 1)),))
@@ -390,7 +390,7 @@ def test_damage_that_comes_later_stops_the_batch_that_reads_it(tmp_path):
         read(data, 1)
 
 
-def test_many_bundles_are_shuffled_anew_on_every_pass_too():
+def test_many_bundles_are_shuffled_again_on_every_pass_too():
     count = 20_011
     stream = RowStream(None, Plan(count), seed=5)
     passes = [[stream._bundle(k) for k in range(p * count, (p + 1) * count)] for p in range(2)]

@@ -137,7 +137,7 @@ def test_records_without_a_group_are_not_taken_for_one():
 
 
 @pytest.mark.parametrize("pack", [False, True])
-def test_every_epoch_deals_the_company_of_a_bundle_anew_and_keeps_its_promises(pack):
+def test_every_epoch_deals_the_company_of_a_bundle_again_and_keeps_its_promises(pack):
     tokens, group = some_records(units=True)
     first = plan_of(tokens, group, pack=pack)
     later = [first.of_epoch(epoch) for epoch in (1, 2)]

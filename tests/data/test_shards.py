@@ -63,7 +63,7 @@ def test_a_reader_keeps_few_files_open_and_closes_them(tmp_path, monkeypatch):
 
 
 @pytest.mark.parametrize("tokens", [2, 4], ids=["shorter", "longer"])
-def test_a_record_of_another_length_than_when_it_was_indexed_is_told(path, tokens):
+def test_a_record_of_another_length_than_when_it_was_indexed_is_reported(path, tokens):
     shards, before, now = Shards([path]), len(record(2, 3)), len(record(2, tokens))
     write_records(path, [record(2, tokens), record(3, 5, batch_group=7)])
     message = f"at byte 0: expected a record of {before} bytes as in the index, got {now} bytes; "
@@ -177,7 +177,7 @@ def test_a_record_that_cannot_be_used_is_named_by_file_and_byte(path, payload, m
     assert not list(path.parent.glob("*.npz"))
 
 
-def test_the_damage_of_all_shards_is_told_at_once(tmp_path):
+def test_the_damage_of_all_shards_is_reported_at_once(tmp_path):
     paths = find_shards(write_source(tmp_path, [[b"\xff"], [record(1, 3)], [b"\xff"]]))
     with pytest.raises(RecordError) as caught:
         load_indexes(paths)

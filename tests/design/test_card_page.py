@@ -271,13 +271,13 @@ def test_the_page_is_one_file_without_addresses_of_others():
     assert [held["sentences"][str(i)]["text"] for i in range(len(HOSTILE))] == HOSTILE
 
 
-def test_what_was_dealt_anew_is_told_in_words():
+def test_what_was_dealt_again_is_reported_in_words():
     card = made_up_card(["a", "b"])
     card["strategies"]["random"] = {
         "shards": 1, "groups": 400, "dealt": 4321, "still_related": 2, "same_length_groups": 300,
     }  # fmt: skip
     text = re.sub("<[^>]+>", " ", strategies(card))
-    for told in ("dealt anew 4,321", "for want of another 2",
+    for told in ("dealt again 4,321", "because no other was possible 2",
                  "with their neighbours 300 their share 75.0%"):  # fmt: skip
         assert told in " ".join(text.split())
 

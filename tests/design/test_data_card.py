@@ -1,4 +1,4 @@
-"""The data card of a real build tells what its folders hold."""
+"""The data card of a real build shows what its folders hold."""
 
 import json
 from pathlib import Path
@@ -148,7 +148,7 @@ def test_a_build_without_neighbours_or_evaluation_has_a_card_too(tmp_path):
     assert "No evaluation files were given" in DesignFolders(run).card.read_text()
 
 
-def test_groups_that_the_gain_filter_left_out_are_told(workdir, tmp_path):
+def test_groups_that_the_gain_filter_left_out_are_reported(workdir, tmp_path):
     shutil.copytree(workdir, tmp_path / "run")
     folders = DesignFolders(tmp_path / "run")
     groups = Groups.open(folders.groups / "neighbours")

@@ -206,7 +206,7 @@ def test_the_folder_says_what_the_trainer_needs(workdir, tmp_path, capsys):
     assert not list(tmp_path.glob("*.partial"))
 
 
-def test_what_cannot_be_exported_is_told(workdir, tmp_path):
+def test_what_cannot_be_exported_is_reported(workdir, tmp_path):
     def run(arm, row_length=256, to="out"):
         export(str(workdir), arm, tmp_path / to, "eos", row_length)
 

@@ -1,4 +1,4 @@
-"""The design stage: from files to neighbours, in steps that go on where they were stopped."""
+"""The design stage: from files to neighbours, in steps that continue where they were stopped."""
 
 import dataclasses
 import json
@@ -215,7 +215,7 @@ def test_a_task_may_ask_a_corpus_of_one_document(tmp_path):
     assert len(neighbours.of(0)[0]) > 0
 
 
-def test_an_empty_corpus_is_told(tmp_path):
+def test_an_empty_corpus_is_reported(tmp_path):
     text = tmp_path / "list.txt"
     text.write_text("* one\n* two\n")
     corpus = CorpusConfig(files=(str(text),))
@@ -246,7 +246,7 @@ def kill_at(mark: Path, config: ExperimentConfig, workdir: Path) -> None:
     run.communicate()
 
 
-def test_a_stage_killed_anywhere_goes_on_to_the_same_files(built, tmp_path):
+def test_a_stage_killed_anywhere_continues_to_the_same_files(built, tmp_path):
     file, workdir = built
     folders = DesignFolders(tmp_path / "run")
     for mark in ("corpus_vectors/vectors-00001.npy", "neighbours/neighbours-00001.arrow"):
@@ -257,7 +257,7 @@ def test_a_stage_killed_anywhere_goes_on_to_the_same_files(built, tmp_path):
 
 
 @pytest.mark.slow
-def test_beam_makes_the_same_files_and_goes_on_when_it_is_killed(built, tmp_path):
+def test_beam_makes_the_same_files_and_continues_when_it_is_killed(built, tmp_path):
     pytest.importorskip("apache_beam")
     file, workdir = built
     config, folders = experiment(file, runner="beam"), DesignFolders(tmp_path / "run")
@@ -318,7 +318,7 @@ def test_show_prints_a_sentence_and_its_stored_neighbours(built, capsys):
         (["--query=x", "--workdir=nowhere"], "holds no complete sentence table"),
     ],
 )
-def test_show_tells_in_one_line_what_is_wrong(built, flags, message):
+def test_show_reports_in_one_line_what_is_wrong(built, flags, message):
     with pytest.raises(SystemExit) as stopped:
         show([f"--workdir={built[1]}", *flags])
     assert message in str(stopped.value)

@@ -77,7 +77,7 @@ def assert_same(workdir: Path, expected: Path) -> None:
 
 
 def card_of(workdir: Path) -> dict:
-    """What the data card tells, but for what is about the run itself."""
+    """What the data card shows, except what is about the run itself."""
     card = json.loads((DesignFolders(workdir).path / "card.json").read_text())
     return {name: card[name] for name in card if name not in ("cost", "config")}
 
@@ -91,7 +91,7 @@ def wait_until(run: subprocess.Popen, there) -> None:
 
 
 @pytest.mark.slow
-def test_the_second_half_killed_anywhere_goes_on_to_the_same_files(undisturbed, tmp_path):
+def test_the_second_half_killed_anywhere_continues_to_the_same_files(undisturbed, tmp_path):
     file, expected = undisturbed
     path = DesignFolders(tmp_path / "run").path
     shutil.copytree(expected, tmp_path / "run")

@@ -142,7 +142,7 @@ def test_random_arm_has_the_same_queries_and_sizes_with_unrelated_sentences(buil
 
 
 def test_related_companions_are_counted_printed_and_too_many_stop_the_build(built, capsys):
-    """The limit is no input of the groups: a build that stopped goes on once it is raised."""
+    """The limit is no input of the groups: a build that stopped continues once it is raised."""
     config, workdir = built
     results = Groups.open(DesignFolders(workdir).groups / "random").results
     count, dealt = results["above_threshold"], results["dealt"]
@@ -218,7 +218,7 @@ def test_training_reads_the_arms_of_its_workdir_by_name(built):
     arms = ["design:contiguous", "design:neighbours_in_context"]
     data = check_run(small_training(config, arms, ((0, (1, 0)), (2, (1, 1)))), workdir)
     assert [source.num_records > 0 for source in data.sources] == [True, True]
-    with pytest.raises(ConfigError, match=r"no arm 'neighbors'.*there are: contiguous, document_p"):
+    with pytest.raises(ConfigError, match=r"no arm 'neighbors'.*available: contiguous, document_p"):
         check_run(small_training(config, ["design:neighbors"]), workdir)
 
 

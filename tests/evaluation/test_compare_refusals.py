@@ -93,7 +93,7 @@ def test_two_models_in_one_evaluation_and_one_model_twice_are_refused(tmp_path):
 
 def test_wrong_names_are_refused(tmp_path):
     a = questions(tmp_path / "a", 0.2)
-    with pytest.raises(ConfigError, match="'knn' is none of the arms: a"):
+    with pytest.raises(ConfigError, match="'knn' is not one of the arms: a"):
         compare({"a": [a]}, "knn", tmp_path / "out")
     for text in ("runs/a", "a=", "=runs/a", "a=x,"):
         with pytest.raises(ConfigError, match="expected NAME=PATH"):

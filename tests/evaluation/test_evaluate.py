@@ -61,7 +61,7 @@ def test_the_stage_evaluates_the_last_checkpoint_of_a_run(tmp_path, data, capsys
     assert "SICK-R" in page
 
 
-def test_what_evaluation_would_stop_on_is_told_before_training(tmp_path, data):
+def test_what_evaluation_would_stop_on_is_reported_before_training(tmp_path, data):
     config, workdir = make_run(tmp_path, data, tasks=("nq_open", "glue"))
     (tmp_path / "empty").mkdir()
     config.evaluation.data = str(tmp_path / "empty")
@@ -78,7 +78,7 @@ def test_what_evaluation_would_stop_on_is_told_before_training(tmp_path, data):
             check()
 
 
-def test_the_command_evaluates_a_folder_and_tells_a_wrong_one(tmp_path, data):
+def test_the_command_evaluates_a_folder_and_reports_a_wrong_one(tmp_path, data):
     small.gpt_folder(tmp_path / "model")
     command = [sys.executable, "-m", "icl_jax.evaluation.run", f"--model={tmp_path / 'model'}"]
     flags = ["--tasks=nq_open", f"--data={data}", "--evaluation.questions.max_new_tokens=4"]

@@ -43,7 +43,7 @@ def test_all_formats_are_the_same_rows(tmp_path, name):
     assert read_table(write(tmp_path, name), "here") == ROWS
 
 
-def test_what_tells_two_sources_apart(tmp_path):
+def test_what_distinguishes_two_sources(tmp_path):
     first = describe_source(write(tmp_path, "a.jsonl"))
     assert first == describe_source(write(tmp_path, "b.jsonl"))
     (tmp_path / "c.jsonl").write_text("{}\n")

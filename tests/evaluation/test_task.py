@@ -1,4 +1,4 @@
-"""Items become rows part by part; what is finished is not made again, and other inputs are told."""
+"""Items become rows part by part; what is finished is kept, and other inputs are refused."""
 
 import dataclasses
 import json
@@ -51,7 +51,7 @@ def test_rows_results_and_table_are_written(tmp_path):
     assert not list(tmp_path.glob("part-*"))
 
 
-def test_a_killed_task_goes_on_after_its_last_part(tmp_path):
+def test_a_killed_task_continues_after_its_last_part(tmp_path):
     with pytest.raises(KeyboardInterrupt):
         run_task(Lengths(WORDS, until="dddd"), "lengths", MODEL, BOOTSTRAP, tmp_path, None)
     assert read_finished(tmp_path) is None
@@ -64,7 +64,7 @@ def test_a_killed_task_goes_on_after_its_last_part(tmp_path):
     assert third.asked == []
 
 
-def test_a_killed_task_goes_on_in_parts_of_another_size(tmp_path, monkeypatch):
+def test_a_killed_task_continues_in_parts_of_another_size(tmp_path, monkeypatch):
     with pytest.raises(KeyboardInterrupt):
         run_task(Lengths(WORDS, until="\u2028"), "lengths", MODEL, BOOTSTRAP, tmp_path, None)
     monkeypatch.setattr(Lengths, "part_size", 3)
@@ -73,7 +73,7 @@ def test_a_killed_task_goes_on_in_parts_of_another_size(tmp_path, monkeypatch):
     assert not list(tmp_path.glob("part-*"))
 
 
-def test_other_resamples_make_results_anew_of_the_rows_that_are_there(tmp_path):
+def test_other_resamples_make_results_again_of_the_rows_that_are_there(tmp_path):
     run_task(Lengths(WORDS), "lengths", MODEL, BOOTSTRAP, tmp_path, None)
     again = Lengths(WORDS)
     run_task(again, "lengths", MODEL, BOOTSTRAP | {"resamples": 20}, tmp_path, None)
@@ -111,7 +111,7 @@ def test_results_of_earlier_commands_stay_in_the_file(tmp_path, subject, monkeyp
     assert "mean length: 2.0" in capsys.readouterr().out
 
 
-def test_other_inputs_or_another_model_are_told_before_anything_runs(
+def test_other_inputs_or_another_model_are_reported_before_anything_runs(
     tmp_path, subject, monkeypatch
 ):
     output = tmp_path / "here.json"
@@ -137,14 +137,14 @@ def test_what_is_finished_is_in_the_file_whatever_happens_then(tmp_path, subject
     assert json.loads(output.read_text()).keys() == {"model", "sts"}
 
 
-def test_a_wrong_output_and_no_task_are_told(tmp_path, subject):
+def test_a_wrong_output_and_no_task_are_reported(tmp_path, subject):
     with pytest.raises(ConfigError, match=r"must end in \.json"):
         stage.evaluate(subject, small.evaluation(tasks=("sts",)), tmp_path / "a.txt", None)
     with pytest.raises(ConfigError, match="some of sts, nq_open"):
         stage.evaluate(subject, small.evaluation(), tmp_path / "a.json", None)
 
 
-def test_all_that_is_wrong_with_all_tasks_is_told_at_once(subject):
+def test_all_that_is_wrong_with_all_tasks_is_reported_at_once(subject):
     config = small.evaluation(tasks=("sts", "nq_open", "glue"), data="nowhere")
     with pytest.raises(ConfigError) as error:
         stage.open_tasks(subject, config)

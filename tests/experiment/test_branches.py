@@ -35,7 +35,7 @@ ARMS = ("regular", "neighbours_in_context", "random_in_batch")
 
 
 def with_steps(**fields):
-    """A trunk of 500 steps; its branches go on for 60."""
+    """A trunk of 500 steps; its branches continue for 60."""
     return ExperimentConfig(
         seed=7,
         data=DataConfig(sources=("design:contiguous",)),
@@ -68,7 +68,7 @@ def workdir(tmp_path):
     return epath.Path(tmp_path)
 
 
-def test_every_arm_goes_on_in_a_workdir_of_its_own(workdir):
+def test_every_arm_continues_in_a_workdir_of_its_own(workdir):
     config = with_steps()
     branches = plan_branches(config, workdir)
     assert [branch.name for branch in branches] == [branch.arm for branch in branches] == [*ARMS]
@@ -100,7 +100,7 @@ def test_the_schedule_of_trunk_and_branches_ends_with_the_branches(workdir):
     assert trunk_config(alone) == alone and plan_branches(alone, workdir) == []
 
 
-def test_regular_goes_on_with_the_trunks_data_and_others_mix_in_their_arm(workdir):
+def test_regular_continues_with_the_trunks_data_and_others_mix_in_their_arm(workdir):
     config = with_steps(share=0.25)
     regular, neighbours, in_batch = plan_branches(config, workdir)
     assert regular.config.data == config.data
@@ -111,7 +111,7 @@ def test_regular_goes_on_with_the_trunks_data_and_others_mix_in_their_arm(workdi
     assert everything.phases[-1] == (500, (0.0, 1.0))
 
 
-def test_a_branch_goes_on_where_the_trunk_stopped_in_its_data(workdir):
+def test_a_branch_continues_where_the_trunk_stopped_in_its_data(workdir):
     trunk = DataConfig(sources=("a", "b"), phases=((0, (1, 0)), (300, (3, 1))))
     config = dataclasses.replace(with_steps(), data=trunk)
     data = plan_branches(config, workdir)[1].config.data
@@ -237,7 +237,7 @@ def test_branches_without_a_beginning_are_refused(workdir):
     config = change(with_steps(), "training", steps=0, start_from="runs/other")
     with pytest.raises(ConfigError, match=r"continue from training\.steps, but that is 0"):
         plan_branches(config, workdir)
-    with pytest.raises(ConfigError, match="branches have nothing to begin with"):
+    with pytest.raises(ConfigError, match="branches have nothing to start from"):
         plan_branches(change(with_epochs(), "training", start_from=""), workdir)
 
 
@@ -280,7 +280,7 @@ def test_right_fields_have_no_problems():
 # What is printed while several runs are under way.
 
 
-def test_each_run_is_told_with_its_place_and_the_time_left(monkeypatch, capsys):
+def test_each_run_is_reported_with_its_place_and_the_time_left(monkeypatch, capsys):
     now, took = [0.0], {"there": 1.0, "long": 100.0, "short": 50.0, "last": 0.0}
     monkeypatch.setattr(branches.time, "monotonic", lambda: now[0])
     runs = [Branch(name, "arm", ExperimentConfig(), epath.Path(name)) for name in took]
@@ -298,5 +298,5 @@ def test_each_run_is_told_with_its_place_and_the_time_left(monkeypatch, capsys):
     "seconds, told",
     [(7.4, "7 seconds"), (119, "119 seconds"), (150, "2 minutes"), (9000, "2 hours")],
 )
-def test_a_time_is_told_in_one_unit(seconds, told):
+def test_a_time_is_reported_in_one_unit(seconds, told):
     assert show_time(seconds) == told

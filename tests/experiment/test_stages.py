@@ -153,7 +153,7 @@ def test_an_experiment_can_be_moved(finished, tmp_path):
         training.check_run(branch.config, branch.workdir)
 
 
-def test_a_trunk_that_has_branches_does_not_go_on(finished, tmp_path):
+def test_a_trunk_that_has_branches_does_not_continue(finished, tmp_path):
     config, workdir = finished
     begun = epath.Path(tmp_path / "begun")
     shutil.copytree(workdir, begun, ignore=shutil.ignore_patterns("compiled"))
@@ -178,7 +178,7 @@ def test_a_regular_checkpoint_that_is_there_is_one_field(finished, tmp_path):
 
 
 @pytest.mark.parametrize("stages", [("train",), ("design", "train")])
-def test_a_rate_that_would_jump_at_the_branch_is_told_before_anything_runs(
+def test_a_rate_that_would_jump_at_the_branch_is_reported_before_anything_runs(
     finished, tmp_path, stages
 ):
     config, workdir = finished
@@ -242,7 +242,7 @@ def test_a_signal_ends_the_command_and_not_only_the_trunk(finished, tmp_path, mo
         ),
     ],
 )
-def test_what_any_branch_would_stop_on_is_told_before_the_design(tmp_path, change, message):
+def test_what_any_branch_would_stop_on_is_reported_before_the_design(tmp_path, change, message):
     config = small_experiment(tmp_path)
     change(config)
     with pytest.raises(ConfigError, match=message):
@@ -250,7 +250,7 @@ def test_what_any_branch_would_stop_on_is_told_before_the_design(tmp_path, chang
     assert not (tmp_path / "run").exists()
 
 
-def test_questions_without_answers_are_told_before_the_design(tmp_path):
+def test_questions_without_answers_are_reported_before_the_design(tmp_path):
     config = small_experiment(tmp_path)
     (tmp_path / "questions.jsonl").write_text('{"question": "Where was Ada born?"}\n')
     with pytest.raises(ConfigError, match=r"question 1 \('Where was Ada born\?'\) has no answer"):
@@ -258,7 +258,7 @@ def test_questions_without_answers_are_told_before_the_design(tmp_path):
     assert not (tmp_path / "run").exists()
 
 
-def test_a_model_that_cannot_be_evaluated_as_the_trunk_is_told_before_the_design(tmp_path):
+def test_a_model_that_cannot_be_evaluated_as_the_trunk_is_reported_before_the_design(tmp_path):
     config = small_experiment(tmp_path)
     model = gpt_folder(tmp_path / "gpt", num_layers=1, context_length=130)
     for file in ("tokenizer.json", "special_ids.json"):
@@ -272,7 +272,7 @@ def test_a_model_that_cannot_be_evaluated_as_the_trunk_is_told_before_the_design
     assert not (tmp_path / "run").exists()
 
 
-def test_a_checkpoint_of_another_vocabulary_is_told_before_training(finished, tmp_path):
+def test_a_checkpoint_of_another_vocabulary_is_reported_before_training(finished, tmp_path):
     config, workdir = finished
     config = dataclasses.replace(
         config,

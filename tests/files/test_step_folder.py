@@ -29,7 +29,7 @@ def test_a_folder_is_taken_up_again_by_the_same_inputs(tmp_path):
     assert read_results(tmp_path / "none") is None
 
 
-def test_a_complete_step_tells_its_time_and_its_peak_of_memory(tmp_path):
+def test_a_complete_step_reports_its_time_and_its_peak_of_memory(tmp_path):
     started = time.perf_counter()
     around = StepFolder(tmp_path / "around", {})
     large = np.ones(60_000_000, np.uint8)
@@ -119,7 +119,7 @@ def test_what_a_killed_run_left_half_written_is_cleared_away(tmp_path):
 
 
 @pytest.mark.parametrize("code", [errno.ENOSPC, errno.EDQUOT])
-def test_a_full_disk_is_told_and_finished_files_stay(tmp_path, code):
+def test_a_full_disk_is_reported_and_finished_files_stay(tmp_path, code):
     write_json(tmp_path / "finished.json", {"kept": True})
     told = pytest.raises(StageError, match=r"disk is full.*next.*What was finished is kept")
     with told, beside(tmp_path / "next") as partial:

@@ -164,7 +164,7 @@ def test_another_lock_leaves_nothing_of_the_old_one(installed):
     assert installed({"jax": "0.10.3"})[0] == {"jax": "0.10.3"}
 
 
-def test_an_environment_that_was_left_half_made_is_made_anew(host, installed):
+def test_an_environment_that_was_left_half_made_is_made_again(host, installed):
     (host.home / "fail").touch()
     with pytest.raises(subprocess.CalledProcessError) as failed:
         installed({"jax": "0.10.2"})

@@ -33,7 +33,7 @@ def test_arguments_reach_the_hosts_unchanged(tpu, google, ready):
     assert "--logs=gs://bucket/run/logs" in start
 
 
-def test_a_pre_empted_slice_is_deleted_created_set_up_and_goes_on(tpu, google, ready):
+def test_a_pre_empted_slice_is_deleted_created_set_up_and_continues(tpu, google, ready):
     google.change(preempted_at_look=[3], runs=[{**FINISHES, "looks": 99}, FINISHES])
     code, printed = tpu(*RUN)
     assert code == 0, printed
@@ -154,7 +154,7 @@ def test_hosts_that_stop_answering_are_waited_for_but_not_for_ever(tpu, google, 
     assert "no route to host" in printed and google.verbs == ["scp", "start"]
 
 
-def test_status_tells_state_hosts_and_the_last_step(tpu, google, ready):
+def test_status_reports_state_hosts_and_the_last_step(tpu, google, ready):
     google.change(runs=[{**FINISHES, "looks": 0}])
     tpu("run", "--detach", *RUN[1:])
     code, printed = tpu("status")

@@ -1,4 +1,4 @@
-"""Slices are created, set up and deleted by the right commands; what is wrong is told."""
+"""Slices are created, set up and deleted by the right commands; what is wrong is reported."""
 
 import ast
 import os
@@ -42,7 +42,7 @@ def test_a_slice_is_created_at_once_and_waited_for(tpu, google):
     assert "CREATING" in printed
 
 
-def test_a_queued_slice_is_asked_for_and_each_state_is_told(tpu, google):
+def test_a_queued_slice_is_asked_for_and_each_state_is_reported(tpu, google):
     code, printed = tpu("create", "--queued")
     assert code == 0
     first = google.calls[0]
@@ -81,7 +81,7 @@ def test_passing_faults_are_tried_again(tpu, google):
     assert describes[0] == describes[1] == describes[2]
 
 
-def test_a_fault_that_stays_is_told_in_gclouds_words(tpu, google):
+def test_a_fault_that_stays_is_reported_in_gclouds_words(tpu, google):
     google.change(busy=99)
     code, printed = tpu("setup")
     assert code == 1 and "HttpError 503" in printed and "Traceback" not in printed
@@ -135,7 +135,7 @@ def test_setup_sends_the_last_commit_and_checks_all_hosts(tpu, google):
 
 
 @pytest.mark.parametrize("devices", [[4, 4], [8, 4], [8]])
-def test_setup_tells_where_hosts_do_not_see_all_devices(tpu, google, devices):
+def test_setup_reports_where_hosts_do_not_see_all_devices(tpu, google, devices):
     google.have()
     google.change(devices=devices)
     code, printed = tpu("setup")
@@ -144,7 +144,7 @@ def test_setup_tells_where_hosts_do_not_see_all_devices(tpu, google, devices):
     assert ("1 of 2 hosts succeeded" if len(devices) == 1 else missing) in printed
 
 
-def test_setup_refuses_to_leave_changes_behind_unless_told_so(tpu, google, clone):
+def test_setup_refuses_to_leave_changes_behind_unless_asked_to(tpu, google, clone):
     google.have()
     change = clone / "configs.py"
     change.write_text("new")

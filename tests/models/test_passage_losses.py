@@ -81,7 +81,7 @@ def test_passages_that_differ_in_what_is_asked_keep_their_own_losses():
     assert found.sums[0] != found.sums[1]
 
 
-def test_the_likeliest_tokens_are_told_as_greedy():
+def test_the_likeliest_tokens_are_marked_as_greedy():
     model = make_model(GPTConfig(**SIZES))
     tokens = [5]
     for _ in range(6):

@@ -70,7 +70,7 @@ def test_heads_are_free_of_the_width(kind):
 
 @pytest.mark.parametrize("kind", [GPTConfig, RobertaConfig])
 @pytest.mark.parametrize("position", ["learned", "sinusoidal", "linear", "alibi", "rotary"])
-def test_every_positional_encoding_tells_the_order(kind, position):
+def test_every_positional_encoding_distinguishes_the_order(kind, position):
     model = make_model(kind(**SMALL, position=position))
     tokens = np.array([[5, 6, 7, 8]])
     forward, swapped = model.hidden(tokens), model.hidden(tokens[:, [1, 0, 2, 3]])

@@ -1,4 +1,4 @@
-"""A table becomes vectors shard by shard, and a run that was killed goes on."""
+"""A table becomes vectors shard by shard, and a run that was killed continues."""
 
 import shutil
 
@@ -62,7 +62,7 @@ def test_every_sentence_has_its_vector_in_the_chosen_type(tmp_path, store):
     assert read_results(tmp_path / "v") == results
 
 
-def test_a_stopped_run_goes_on_with_the_next_shard_and_a_complete_one_does_nothing(tmp_path):
+def test_a_stopped_run_continues_with_the_next_shard_and_a_complete_one_does_nothing(tmp_path):
     config = EncoderConfig()
     with pytest.raises(KeyboardInterrupt):
         embed_table(Table(), Encoder(stop_at="nine"), config, tmp_path)

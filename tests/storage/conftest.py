@@ -22,7 +22,7 @@ def _server():
 
 @pytest.fixture
 def gcs(_server, tmp_path, monkeypatch):
-    """An empty store; clients wait no time before they try again, but `waits` tells how long."""
+    """An empty store; clients wait no time before they try again, but `waits` has how long."""
     import fsspec
     from gcsfs import GCSFileSystem, retry
 

@@ -2,7 +2,7 @@
 
 gcsfs and google-cloud-storage find it by STORAGE_EMULATOR_HOST, tensorstore (the arrays of a
 checkpoint) by TENSORSTORE_GCS_HTTP_URL. As in the real one an object appears whole, when its upload
-is complete. It can be told to fail: `fail`.
+is complete. It can be asked to fail: `fail`.
 """
 
 import base64

@@ -1,4 +1,4 @@
-"""Models in a bucket are evaluated and compared there, whoever goes on with it."""
+"""Models in a bucket are evaluated and compared there, whoever continues with it."""
 
 import dataclasses
 import json
@@ -111,7 +111,7 @@ def test_a_run_in_a_bucket_is_evaluated_and_compared_as_its_copy_on_a_disk(
     assert not list((tmp_path / "second").rglob("*.ocdbt"))  # weights are read where they are
 
 
-def test_an_evaluation_that_dies_goes_on_elsewhere_after_its_last_whole_part(
+def test_an_evaluation_that_dies_continues_elsewhere_after_its_last_whole_part(
     gcs, run, asked, tmp_path, monkeypatch
 ):
     config, workdir = run

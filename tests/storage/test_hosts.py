@@ -116,7 +116,7 @@ def test_two_hosts_with_a_bucket_come_to_what_one_does_with_a_disk(gcs, tmp_path
 
 
 @pytest.mark.slow
-def test_two_hosts_run_rounds_in_a_bucket_and_others_go_on_with_it(gcs, tmp_path):
+def test_two_hosts_run_rounds_in_a_bucket_and_others_continue_with_it(gcs, tmp_path):
     """Killed in the second round, when the first one's files are in the bucket alone."""
     config = small_experiment(tmp_path)
     arms = ("regular", "neighbours_in_context")

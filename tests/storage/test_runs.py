@@ -67,7 +67,7 @@ def metrics_in(content: str) -> dict[int, float]:
     return {line["step"]: line["loss"] for line in map(json.loads, content.splitlines())}
 
 
-def test_a_design_in_a_bucket_goes_on_on_another_machine_to_the_same_files(
+def test_a_design_in_a_bucket_continues_on_another_machine_to_the_same_files(
     gcs, tmp_path, monkeypatch, capsys
 ):
     config = small_design(tmp_path)
@@ -144,7 +144,7 @@ def small_run(source: str, steps: int):
 
 
 @pytest.mark.slow
-def test_a_run_in_a_bucket_goes_on_to_the_same_losses_and_weights(gcs, tmp_path, monkeypatch):
+def test_a_run_in_a_bucket_continues_to_the_same_losses_and_weights(gcs, tmp_path, monkeypatch):
     steps, compile_step = [], train_module.compile_train_step
     # All three are of one shape: compiling takes longer than the rest, and more for 8 devices.
     monkeypatch.setattr(train_module, "make_mesh", lambda config: small.one_device())

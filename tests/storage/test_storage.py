@@ -80,7 +80,7 @@ def test_a_read_that_fails_twice_is_tried_again_after_longer_and_longer_waits(gc
     assert len([line for line in told() if "retrying" in line]) == 2
 
 
-def test_a_store_that_stays_away_is_told_with_path_and_count_and_not_waited_for_twice(gcs):
+def test_a_store_that_stays_away_is_reported_with_path_and_count_and_not_waited_for_twice(gcs):
     gcs.put("bucket/folder/file", b"content")
     met = gcs.fail("GET", "alt=media", "503", times=99)
     with pytest.raises(storage.StorageError, match=f"{FILE} could not be read: 6 tries failed"):

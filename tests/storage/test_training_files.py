@@ -64,7 +64,7 @@ def test_a_checkpoint_is_saved_and_read_although_requests_fail(gcs):
     assert not gcs.names(f"{URL}/checkpoints/3")  # the half one is gone
 
 
-def test_metrics_go_on_after_the_last_checkpoint_in_a_store_that_cannot_append(gcs):
+def test_metrics_continue_after_the_last_checkpoint_in_a_store_that_cannot_append(gcs):
     log_steps(0, (1, 2, 3))
     assert steps_told(gcs) == [1, 2, 3]
     held = gcs.content(f"{URL}/metrics.jsonl")

@@ -30,7 +30,7 @@ def in_the_repository(monkeypatch):
 
 
 @pytest.fixture
-def compiles_anew():
+def compiles_again():
     """A program for chips that are not there cannot be read back from the cache."""
     jax.config.update("jax_enable_compilation_cache", False)
     yield
@@ -157,7 +157,7 @@ def test_what_is_there_is_not_measured_again_until_the_compiler_or_config_change
     assert pods_cells.read_cell(cells[0], tmp_path) is None
 
 
-def test_only_code_that_can_change_the_numbers_makes_a_cell_anew():
+def test_only_code_that_can_change_the_numbers_makes_a_cell_again():
     source = '"""Says."""\nimport os\ndef f(x):\n    """Doubles."""\n    return 2 * x  # twice\n'
     reworded = 'def f(x):\n    """Twice."""\n    import sys\n\n    return (2\n        * x)\n'
     counts = pods_cells.code_that_counts
@@ -220,7 +220,7 @@ def test_a_pattern_that_names_nothing_is_refused_and_others_choose():
 @needs_libtpu
 @pytest.mark.slow
 @pytest.mark.parametrize("index", ["approximate", "exact"])
-def test_a_search_on_two_chips_is_compiled_and_counted(monkeypatch, compiles_anew, index):
+def test_a_search_on_two_chips_is_compiled_and_counted(monkeypatch, compiles_again, index):
     small = RobertaConfig(embed_dim=128, num_layers=1, num_heads=2)
     monkeypatch.setattr(pods_measure, "ENCODERS", {"small": small})
     monkeypatch.setattr(pods_measure, "SENTENCES", 4096)
@@ -239,7 +239,7 @@ def test_a_search_on_two_chips_is_compiled_and_counted(monkeypatch, compiles_ane
 
 @needs_libtpu
 @pytest.mark.slow
-def test_an_encoder_without_weights_is_compiled_and_counted(monkeypatch, compiles_anew):
+def test_an_encoder_without_weights_is_compiled_and_counted(monkeypatch, compiles_again):
     small = RobertaConfig(vocab_size=512, embed_dim=128, num_layers=2, num_heads=2, mlm_head=False)
     monkeypatch.setattr(pods_measure, "ENCODERS", {"small": small})
     numbers = pods_measure.measure_cell(Cell("encode", "small", "v5e"))
@@ -254,7 +254,7 @@ def test_an_encoder_without_weights_is_compiled_and_counted(monkeypatch, compile
 
 @needs_libtpu
 @pytest.mark.slow
-def test_a_batch_with_fewer_rows_than_chips_says_so(monkeypatch, compiles_anew):
+def test_a_batch_with_fewer_rows_than_chips_says_so(monkeypatch, compiles_again):
     config = read_config("gpt_base_knn")
     config.batch_size = 128
     monkeypatch.setattr(pods_cells, "read_config", lambda name: config)

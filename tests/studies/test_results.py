@@ -25,7 +25,7 @@ def page(tmp_path):
     return path
 
 
-def test_a_block_is_made_anew_and_the_rest_stays(page, tmp_path):
+def test_a_block_is_made_again_and_the_rest_stays(page, tmp_path):
     for right in (90, 100):  # the second time over the first
         workdir = write_experiment(tmp_path / str(right), neighbours_in_context=right)
         main([f"--page={page}", f"--figures={page.parent}/figures", f"one={workdir}"])
@@ -62,7 +62,7 @@ def test_what_rounds_and_table_1_wrote_is_taken_over(page, tmp_path, told):
     assert (page.parent / "figures" / "one.png").read_bytes() == b"drawn"
 
 
-def test_a_block_without_a_place_and_a_run_without_results_are_told(page, tmp_path):
+def test_a_block_without_a_place_and_a_run_without_results_are_reported(page, tmp_path):
     with pytest.raises(ConfigError, match="has no place for two"):
         fill_page(page, page.parent / "figures", {"two": [write_experiment(tmp_path / "a")]})
     with pytest.raises(ConfigError, match=r"has no comparison\.json; complete its stage evaluate"):

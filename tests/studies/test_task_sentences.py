@@ -66,7 +66,7 @@ def test_a_limit_draws_over_all_sets_and_always_the_same(data):
     assert few == [sentence for sentence in everything if sentence in few] != everything[:4]
 
 
-def test_the_command_writes_one_sentence_on_a_line_and_tells_what_they_are(data, tmp_path, capsys):
+def test_the_command_writes_one_sentence_a_line_and_reports_what_they_are(data, tmp_path, capsys):
     main([f"--data={data}", f"--to={tmp_path}/new/task.txt", "--unseen"])
     assert (tmp_path / "new/task.txt").read_text().splitlines() == FRESH
     assert capsys.readouterr().out == (

@@ -190,7 +190,7 @@ def test_language_models_have_full_rank_and_only_t5_too_wide_an_attention():
     assert set(ratios.values()) == {1}
 
 
-def test_a_bottleneck_is_told_with_its_size_and_the_way_out():
+def test_a_bottleneck_is_reported_with_its_size_and_the_way_out():
     albert = words_on(KNOWN_MODELS["ALBERT-xxlarge"].shape)
     assert "rank 128 in a width of 4,096, so 96.9% of the width is above" in albert["rank"]
     assert "Raise the rank to 4,096, or go deeper and narrower" in albert["rank"]
@@ -289,7 +289,7 @@ def test_the_command_judges_a_shape_or_a_config_with_overrides():
         ),
     ],
 )
-def test_what_is_wrong_with_a_command_is_told_in_one_line(args, message):
+def test_what_is_wrong_with_a_command_is_reported_in_one_line(args, message):
     stopped = run(*args)
     assert stopped.returncode == 2
     assert stopped.stderr.startswith(f"error: {message}") and stopped.stderr.count("\n") == 1
@@ -373,7 +373,7 @@ def test_nothing_is_said_within_a_factor_of_two(start):
     )
 
 
-def test_only_the_first_process_tells_and_only_before_a_training(start, monkeypatch):
+def test_only_the_first_process_reports_and_only_before_a_training(start, monkeypatch):
     config = ExperimentConfig(model=UNBALANCED)
     assert start(config, ["design", "evaluate"]) == ""
     monkeypatch.setattr(jax, "process_index", lambda: 1)

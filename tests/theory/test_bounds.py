@@ -62,7 +62,7 @@ def test_theorem_1_is_the_constant_at_the_end_of_appendix_b():
     assert got == pytest.approx(math.log(expected), rel=1e-12)
 
 
-def test_theorem_1_tells_which_of_its_conditions_is_broken():
+def test_theorem_1_names_which_of_its_conditions_is_broken():
     sizes = {"width": 8, "heads": 2, "epsilon": 0.1}
     with pytest.raises(ValueError, match=r"3\^depth must be above 1760: a depth of 7, got 4"):
         bounds.sequential_upper(depth=4, sentence_length=3, learning_rate=0.01 / 1.09, **sizes)
@@ -144,7 +144,7 @@ def test_nothing_overflows_at_the_size_of_gpt_3():
         (lambda: bounds.embedding_rank_upper(3, 4, 2, position_rank=-1), "or more, got -1"),
     ],
 )
-def test_sizes_that_no_bound_is_of_are_told(call, message):
+def test_sizes_that_no_bound_is_of_are_reported(call, message):
     with pytest.raises(ValueError, match=message):
         call()
 

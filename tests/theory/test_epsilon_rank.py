@@ -93,6 +93,6 @@ def test_an_error_of_nearly_everything_still_leaves_a_rank_of_1():
 
 
 @pytest.mark.parametrize("epsilon", [0, 1e-15, 1, -0.1])
-def test_an_error_that_is_none_is_told(epsilon):
+def test_an_error_that_is_none_is_reported(epsilon):
     with pytest.raises(ValueError, match="from 1e-11, above rounding errors, to below 1, got"):
         epsilon_rank(kernel(), epsilon)

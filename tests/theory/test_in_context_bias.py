@@ -1,4 +1,4 @@
-"""The measurement as a command: small sizes, a killed run that goes on, a table and figures."""
+"""The measurement as a command: small sizes, a killed run that continues, a table and figures."""
 
 import json
 
@@ -33,7 +33,7 @@ def test_depth_raises_the_rank_in_context_and_a_small_step_relates_nothing(measu
     assert [row["measured"] for row in found if "rank" in row and "width" in row] == [5, 15, 15]
 
 
-def test_a_killed_run_goes_on_with_what_it_measured(measured, monkeypatch):
+def test_a_killed_run_continues_with_what_it_measured(measured, monkeypatch):
     folder, found = measured
     files = sorted((folder / "measurements").glob("0*.json"))
     files[0].unlink()
@@ -75,6 +75,6 @@ def test_wrong_settings_stop_in_one_line(tmp_path):
     assert str(stopped.value) == (
         "error: heads must divide the width 4, got 3; epsilon must be from 1e-11 to below 1, got "
         "2.0; depths must be from 1 to 4, got (1, 7): at 5 layers the polynomials are of degree "
-        "243, beyond what float64 tells apart"
+        "243, beyond the precision of float64"
     )
     assert not list(tmp_path.iterdir())

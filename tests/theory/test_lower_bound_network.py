@@ -63,7 +63,7 @@ def test_random_rows_have_the_norm_of_lemma_15_at_every_size(pairs, power):
     assert log_mean <= math.log(pairs + 1) - 0.5 * bounds.log_multiset(pairs, power) + 1e-9
 
 
-def test_sizes_without_such_a_network_are_told():
+def test_sizes_without_such_a_network_are_reported():
     with jax.enable_x64(True):
         with pytest.raises(ValueError, match="at least 2, got 1"):
             lower_bound_network(network_config(num_layers=1, embed_dim=5), 1)

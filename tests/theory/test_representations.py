@@ -138,7 +138,7 @@ def test_positive_weights_make_a_positive_output():
         assert len(drawn) > 2 and set(drawn) <= {-3, -2, -1, 1, 2, 3}
 
 
-def test_what_cannot_be_measured_is_told():
+def test_what_cannot_be_measured_is_reported():
     with pytest.raises(ValueError, match="float64, got dtype float32"):
         analysed_network(network_config(dtype="float32"))
     with pytest.raises(ValueError, match="enable_x64"):

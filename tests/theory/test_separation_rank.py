@@ -80,7 +80,7 @@ def test_equilibrating_makes_rows_and_columns_alike_and_keeps_the_rank():
     assert numerical_rank(scaled).rank == numerical_rank(matrix).rank == 10
 
 
-def test_what_no_rank_can_be_taken_of_is_told():
+def test_what_no_rank_can_be_taken_of_is_reported():
     with pytest.raises(ValueError, match=r"must be finite, got nan at \(1, 0\).*smaller templates"):
         numerical_rank(np.array([[1.0, 2.0], [np.nan, 1.0]]))
     with pytest.raises(ValueError, match=r"rows and columns, got \(3,\)"):

@@ -44,7 +44,7 @@ def test_it_can_be_compiled_for(monkeypatch):
     assert asked == {"topology": "v9:2x4", "chips_per_host_bounds": [2, 2, 1]}
     with pytest.raises(ConfigError, match="a NAME among v4, v5e, v5p, v6e, v9, got 'v8:2x4'"):
         topology_devices("v8:2x4")
-    with pytest.raises(ConfigError, match="v9 chips lie in 2 dimensions"):
+    with pytest.raises(ConfigError, match="a slice of v9 has 2 dimensions"):
         topology_devices("v9:2x2x4")
 
 

@@ -110,7 +110,7 @@ def test_a_step_that_cannot_fit_says_what_it_needs_and_what_to_try():
     [
         ("v9:2x2", "a NAME among v4, v5e, v5p, v6e, got 'v9:2x2'"),
         ("v5e", "expected --topology=NAME:SIZES"),
-        ("v4:4x4", "v4 chips lie in 3 dimensions, got 'v4:4x4'"),
+        ("v4:4x4", "a slice of v4 has 3 dimensions, got 'v4:4x4'"),
     ],
 )
 def test_a_wrong_topology_is_named(topology, message):

@@ -20,7 +20,7 @@ def flags(tmp_path):
     return [f"--run={tmp_path / 'run'}", f"--to={tmp_path / 'to'}"]
 
 
-def test_a_run_that_is_not_there_is_told(tmp_path, flags):
+def test_a_run_that_is_not_there_is_reported(tmp_path, flags):
     with pytest.raises(SystemExit, match=f"error: there is no folder {tmp_path / 'run'}"):
         export.main(flags)
     (tmp_path / "run").mkdir()
@@ -28,7 +28,7 @@ def test_a_run_that_is_not_there_is_told(tmp_path, flags):
         export.main(flags)
 
 
-def test_what_the_format_cannot_hold_is_told_in_one_line(tmp_path, flags, monkeypatch):
+def test_what_the_format_cannot_hold_is_reported_in_one_line(tmp_path, flags, monkeypatch):
     config = GPTConfig(**SIZES, position="rotary")
     load = lambda run, mesh, ema: create(config, 0, mesh)  # noqa: E731
     monkeypatch.setattr(export.checkpoint, "load_model", load)

@@ -1,4 +1,4 @@
-"""The time of a run adds up, over restarts, and what was lost is told as lost."""
+"""The time of a run adds up, over restarts, and what was lost is reported as lost."""
 
 import json
 

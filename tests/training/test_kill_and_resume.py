@@ -92,7 +92,7 @@ runpy.run_module("icl_jax.main", run_name="__main__", alter_sys=True)
 """
 
 
-def test_a_run_killed_amid_a_checkpoint_goes_on_to_the_last_bit(tmp_path):
+def test_a_run_killed_amid_a_checkpoint_continues_to_the_last_bit(tmp_path):
     few = ("--config.training.steps=12", "--config.training.checkpoint_every=4")
     workdir, sign = tmp_path / "killed", tmp_path / "sign"
     code = WAIT.replace("SIGN", repr(str(sign))).replace("PATIENCE", str(PATIENCE))
@@ -133,7 +133,7 @@ def test_a_run_stopped_twice_ends_with_the_weights_of_an_undisturbed_one(undistu
     run = Run(tmp_path)
     run.wait_for(lambda: run.step() > 50)
     assert run.kill(signal.SIGTERM) == 143  # it saves what it has
-    assert "stopped by a signal; the same command goes on" in run.process.communicate()[0]
+    assert "stopped by a signal; rerun the command to continue" in run.process.communicate()[0]
     assert run.step() >= 51 and (tmp_path / "checkpoints" / str(run.step())).is_dir()
     finish_alike(undisturbed, tmp_path)
 
@@ -146,7 +146,7 @@ def finish_alike(undisturbed, tmp_path):
 
 
 @pytest.mark.slow
-def test_a_run_killed_between_two_checkpoints_goes_on_on_another_mesh(undisturbed, tmp_path):
+def test_a_run_killed_between_two_checkpoints_continues_on_another_mesh(undisturbed, tmp_path):
     run = Run(tmp_path)
     run.wait_for(lambda: run.step() > 25)
     assert run.kill() == -signal.SIGKILL

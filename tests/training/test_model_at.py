@@ -78,7 +78,7 @@ def test_what_is_said_is_the_first_sentence(gpt):
         assert (found[0].tolist(), found[1]) == (said, ended)
 
 
-def test_what_cannot_be_evaluated_is_told(run, gpt, tmp_path):
+def test_what_cannot_be_evaluated_is_reported(run, gpt, tmp_path):
     with pytest.raises(ConfigError, match="no model at"):
         model_at(str(tmp_path / "nothing"))
     with pytest.raises(ConfigError, match="no finished checkpoint"):

@@ -83,7 +83,7 @@ def test_a_run_that_has_done_more_than_is_asked_for_is_not_called_complete(tmp_p
     assert run_problems(dataclasses.replace(config, training=more), workdir, data) == []
 
 
-def test_a_run_does_not_go_on_with_records_that_were_written_anew(tmp_path):
+def test_a_run_does_not_continue_with_records_that_were_written_again(tmp_path):
     config, workdir, _ = begun(tmp_path, 4, steps=6)
     write_source(tmp_path / "records", [[5, 6, 7, 1]] * 20)
     data = open_data(config.data, config.batch_size, config.sequence_length, config.seed)
@@ -92,7 +92,7 @@ def test_a_run_does_not_go_on_with_records_that_were_written_anew(tmp_path):
 
 
 @pytest.mark.parametrize(("first", "refused"), [(-20, False), (0, True)])
-def test_a_run_of_batch_groups_does_not_go_on_in_an_order_of_later_rules(tmp_path, first, refused):
+def test_a_run_of_batch_groups_does_not_continue_by_later_rules(tmp_path, first, refused):
     rows = [[5, 6, 7, 0]] * 20
     groups = [[max(-1, first + place // 2)] for place in range(20)]
     write_source(tmp_path / "records", rows, batch_group=groups)
@@ -162,7 +162,7 @@ def test_an_epoch_that_ends_within_a_step_takes_the_whole_step(tmp_path):
     assert planned_steps(*make(tmp_path, steps=0, epochs=1.0)) == 3  # 2.5 steps of 8 records
 
 
-def test_a_start_that_is_not_there_or_far_away_is_told_apart(tmp_path, monkeypatch):
+def test_a_start_that_is_not_there_or_far_away_is_distinguished(tmp_path, monkeypatch):
     none, missing, far = (
         make(tmp_path, start)[0] for start in ("", tmp_path / "nowhere", "gs://bucket/model")
     )
@@ -194,7 +194,7 @@ def test_a_run_keeps_the_dropout_keys_that_it_began_with(tmp_path):
     assert "training.dropout_keys: 'rbg' there, 'threefry' here" in told
 
 
-def test_a_run_from_before_there_was_a_choice_goes_on_with_threefry(tmp_path):
+def test_a_run_from_before_there_was_a_choice_continues_with_threefry(tmp_path):
     config, workdir, data = begun(tmp_path, 4, steps=8)
     held = json.loads((workdir / "config.json").read_text())
     del held["config"]["training"]["dropout_keys"]

@@ -112,7 +112,7 @@ def test_masks_and_dropout_do_not_depend_on_the_order_of_devices_over_hosts(
 
 @pytest.mark.slow
 @pytest.mark.parametrize("processes", [2, 4])
-def test_several_processes_train_as_one_does_and_one_goes_on_for_them(alone, processes, tmp_path):
+def test_several_processes_train_as_one_and_one_continues_for_them(alone, processes, tmp_path):
     workdir, state = alone
     run_job(tmp_path / "job", processes)
     assert losses(tmp_path / "job") == pytest.approx(losses(workdir), rel=1e-5)
@@ -122,7 +122,7 @@ def test_several_processes_train_as_one_does_and_one_goes_on_for_them(alone, pro
 
 
 @pytest.mark.slow
-def test_several_processes_go_on_for_one(alone, tmp_path):
+def test_several_processes_continue_for_one(alone, tmp_path):
     workdir, _ = alone
     half = go_back(workdir, tmp_path / "half")
     run_job(half, 2)
@@ -138,7 +138,7 @@ def undisturbed(tmp_path_factory):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("killed", [0, 1])
-def test_a_killed_process_ends_the_job_which_goes_on_to_the_same_bits(
+def test_a_killed_process_ends_the_job_which_continues_to_the_same_bits(
     undisturbed, killed, tmp_path
 ):
     long = f"--config.training.steps={LONG}"
@@ -170,7 +170,7 @@ def test_a_signal_to_one_process_stops_and_saves_all(undisturbed, number, tmp_pa
     job[1].send_signal(number)
     told = [process.communicate(timeout=60)[0] for process in job]
     assert [process.returncode for process in job] == [143, 143]
-    assert "stopped by a signal; the same command goes on" in told[0]
+    assert "stopped by a signal; rerun the command to continue" in told[0]
     assert not (tmp_path / "checkpoints" / str(LONG)).exists()
     run_job(tmp_path, 2, long)
     assert losses(tmp_path) == losses(undisturbed)
@@ -194,6 +194,6 @@ def test_an_error_in_one_process_ends_the_job(tmp_path):
         (("host:1", 2, 2), r"from 0 to 1 \(--num_processes - 1\), got 2"),
     ],
 )
-def test_a_job_that_cannot_be_is_told(job, message):
+def test_a_job_that_cannot_be_is_reported(job, message):
     with pytest.raises(ConfigError, match=message):
         join_job(*job)

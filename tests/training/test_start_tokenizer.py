@@ -1,4 +1,4 @@
-"""A model goes on only with records of the tokens that it knows."""
+"""A model continues only with records of the tokens that it knows."""
 
 import dataclasses
 import shutil
@@ -69,7 +69,7 @@ def test_where_no_tokenizer_is_known_nothing_is_said(model, tmp_path):
     check_run(make_config(model, str(records)), workdir)
 
 
-def test_another_tokenizer_is_told_before_hours_of_designing(model, tmp_path):
+def test_another_tokenizer_is_reported_before_hours_of_designing(model, tmp_path):
     other_tokenizer().save(tmp_path / "other")
     planned = {"tokenizer": TokenizerConfig(folder=str(tmp_path / "other"))}
     with pytest.raises(ConfigError, match=r"would be made with design\.tokenizer\.folder .*other"):
@@ -91,7 +91,7 @@ def test_the_tokenizer_of_another_run_s_design_is_known_too(tmp_path, model):
     check_run(config, make_workdir(tmp_path / "same", load(model)))
 
 
-def test_a_checkpoint_of_another_vocabulary_is_told_with_what_to_do(model, tmp_path):
+def test_a_checkpoint_of_another_vocabulary_is_reported_with_what_to_do(model, tmp_path):
     config = make_config(model)
     config.model = dataclasses.replace(config.model, vocab_size=400)
     with pytest.raises(ConfigError) as stopped:

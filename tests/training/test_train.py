@@ -1,4 +1,4 @@
-"""A run as a whole: what it writes, how it goes on, what it starts from, and what stops it."""
+"""A run as a whole: what it writes, how it continues, what it starts from, and what stops it."""
 
 import dataclasses
 import json
@@ -192,7 +192,7 @@ def test_a_run_starts_from_weights_or_everything_of_another(finished, tmp_path, 
     assert_equal(start(experiment(**options, start_with="everything", mesh=(1, 2, 4))), state)
 
 
-def test_a_run_whose_rate_has_jumped_at_its_start_goes_on_without_being_asked_again(
+def test_a_run_whose_rate_has_jumped_at_its_start_continues_without_being_asked_again(
     finished, tmp_path
 ):
     config = experiment(

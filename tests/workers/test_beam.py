@@ -92,7 +92,7 @@ def test_without_beam_the_extra_is_named(tmp_path, monkeypatch):
 
 
 @needs_beam
-def test_what_beam_does_not_know_is_told_before_any_work():
+def test_what_beam_does_not_know_is_reported_before_any_work():
     with pytest.raises(ConfigError, match=r"beam_options.*NoSuchRunner"):
         check(("--runner=NoSuchRunner",))
     check(("--direct_num_workers=1",))
@@ -103,7 +103,7 @@ def fail_oddly(number: int) -> None:
 
 
 @needs_beam
-def test_a_pipeline_that_fails_is_told_in_our_words(tmp_path):
+def test_a_pipeline_that_fails_is_reported_in_our_words(tmp_path):
     with (
         progress_bar(disable=True) as bar,
         pytest.raises(StageError, match=r"Beam could not run(.|\n)*a fault of the code"),
@@ -133,7 +133,7 @@ def test_what_no_worker_wrote_is_refused_and_runs_nothing(tmp_path, monkeypatch,
         (folder / name).write_bytes(foreign)
 
     monkeypatch.setattr(parallel_beam, "_run_pipeline", write)
-    with progress_bar(disable=True) as bar, pytest.raises(StageError, match="is no result that a"):
+    with progress_bar(disable=True) as bar, pytest.raises(StageError, match="was not written by a"):
         run_shards(square, [(1,)], bar, [1], runner(tmp_path))
     assert list(tmp_path.iterdir()) == []
 

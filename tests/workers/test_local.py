@@ -44,7 +44,7 @@ def die(number: int) -> None:
     os._exit(1)
 
 
-def test_a_worker_that_was_killed_is_told():
+def test_a_worker_that_was_killed_is_reported():
     with progress_bar(disable=True) as bar, pytest.raises(StageError, match="lack of memory"):
         run_shards(die, [(1,), (2,)], bar, sizes=[1, 1], runner=Runner(2))
 
@@ -104,7 +104,7 @@ if __name__ == "__main__":
 
 
 @pytest.mark.parametrize("moment", ["before", "after"])
-def test_a_worker_killed_while_another_is_started_is_told_and_the_run_ends(tmp_path, moment):
+def test_a_worker_killed_while_another_is_started_is_reported_and_the_run_ends(tmp_path, moment):
     script, root = tmp_path / "starting.py", str(Path(__file__).parents[2])
     script.write_text(STARTING)
     command, env = [sys.executable, str(script), moment], os.environ | {"PYTHONPATH": root}

@@ -85,7 +85,7 @@ def _browser(card: dict) -> str:
     )
     count = len(card["samples"])
     content = (
-        "<p>The same sentence, highlighted, as each arm places it. What stands beside one line is "
+        "<p>The same sentence, highlighted, as each arm places it. What is beside one line is "
         "one context, special tokens included. The number below a sentence is its "
         f"{html.escape(_scores(card))}.</p>"
         '<div class="controls"><span><button type="button" id="previous">← Previous</button>'

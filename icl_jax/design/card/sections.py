@@ -166,7 +166,7 @@ def strategies(card: dict) -> str:
             chart = histogram(gain["gain_edges"], gain["gain_counts"], "nats a token", "Gain")
             caption = (
                 f"{gain['kept']:,} of {gain['groups']:,} groups kept. The bars at both ends also "
-                f"count what lies beyond them. {gain['not_compared']:,} groups have nothing to "
+                f"count what is beyond them. {gain['not_compared']:,} groups have nothing to "
                 "compare and are kept."
             )
             charts.append(figure(f"Gain by context, {name}", chart, caption))

@@ -189,7 +189,7 @@ class _Reader:
         return tokens, chosen, spans
 
     def _asked(self, sentence: int, length: int) -> np.ndarray:
-        """Which tokens of a sentence to predict: the same wherever it stands."""
+        """Which tokens of a sentence to predict: the same wherever it is."""
         if not self.masked:
             return np.arange(length) > 0
         draw = np.random.RandomState(sentence % 2**32).random_sample(length)

@@ -20,7 +20,7 @@ def gain_inputs(examples: ExamplesConfig, strategy: str) -> dict:
     """What decides which groups of a strategy are kept; {}: they are not filtered.
 
     All that is made from the kept groups depends on it. The groups themselves do not, and their
-    gains do not depend on `min_gain`: which groups are kept is decided anew in every run.
+    gains do not depend on `min_gain`: which groups are kept is decided again in every run.
     """
     if not examples.gain_model or strategy not in examples.gain_strategies:
         return {}

@@ -77,11 +77,6 @@ def in_batch(sentences: Sentences, shard: GroupShard, row: int, marks: Marks) ->
     return examples
 
 
-def in_context_tokens(lengths: np.ndarray, marks: Marks) -> int:
-    """How many tokens sentences of these lengths take as one example."""
-    return int(np.sum(lengths)) + len(lengths) - 1 + marks.ends
-
-
 def _running(tokens: np.ndarray, starts: np.ndarray, marks: Marks) -> Example:
     """Running text already has the ends of its documents; only RoBERTa's frame is missing."""
     if marks.begin is None:

@@ -1,10 +1,10 @@
 """The records of an arm: its groups in one global shuffle, as sharded TFRecords with an index.
 
 In context, a record is a row: groups that fit share it, with ids 1, 2, ... in `group`, or it holds
-one group, if one query a row is asked for, which `results.json` then tells training. In batch, a
-record is one sentence; those of a group follow each other with the same `batch_group`. Besides
-tokens, a record has the sentences it holds: `sentence_ids`, `document_ids`, `similarities` (to the
-first of the group; NaN: none), and `sentence_starts`, where in `tokens` each begins.
+one group, if one query a row is requested, which `results.json` then states. In batch, a record is
+one sentence; those of a group follow each other with the same `batch_group`. Besides tokens, a
+record has the sentences it holds: `sentence_ids`, `document_ids`, `similarities` (to the first of
+the group; NaN: none), and `sentence_starts`, where in `tokens` each begins.
 """
 
 from collections.abc import Iterator, Sequence

@@ -19,7 +19,7 @@ _EDGE = np.dtype([("document", "<i8"), ("other", "<i8"), ("weight", "<f4")])
 
 
 class Graph:
-    """Every edge from both sides: those of document i lie from offsets[i] to offsets[i + 1]."""
+    """Every edge from both sides: those of document i are at offsets[i] to offsets[i + 1]."""
 
     def __init__(self, offsets: np.ndarray, others: np.ndarray, weights: np.ndarray):
         self.offsets, self.others, self.weights = offsets, others, weights

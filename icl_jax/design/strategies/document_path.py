@@ -1,8 +1,8 @@
 """In-Context Pretraining: whole documents in the order of a walk over related ones, each once.
 
 After Shi et al., ICLR 2024: from an unvisited document of smallest degree, the walk continues to
-the unvisited related one of largest weight; if there is none, it starts anew. Documents related to
-none come last, in random order. The path is cut into contexts at ends of sentences.
+the unvisited related one of largest weight; if there is none, it starts again. Documents related
+to none come last, in random order. The path is cut into contexts at ends of sentences.
 """
 
 import functools
@@ -73,7 +73,7 @@ def why_no_more(reasons: "Reasons", ids: list[int], left: int) -> str:
     if place + 1 == len(path):
         return "the path ends here"
     first = int(path["first"][place + 1])
-    # A separator stands between documents, in place of the end that was counted, if there is one.
+    # A separator comes between documents, in place of the end that was counted, if there is one.
     room = left if reasons.marks.begin is None else left - 1
     if sum(sentence_tokens(reasons, first)) <= room:
         return "a part of the path ends here: each part is cut into contexts by itself"

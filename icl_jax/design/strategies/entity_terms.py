@@ -126,7 +126,7 @@ def join_part(
 
 
 def part_of(terms: np.ndarray, parts: int) -> np.ndarray:
-    """In which part each term lies; parts ascend with the terms."""
+    """Which part each term is in; parts ascend with the terms."""
     return ((terms >> np.uint64(32)) * np.uint64(parts)) >> np.uint64(32)
 
 

@@ -28,7 +28,7 @@ def walk(
         weight(current, next) - diversity * max weight(next, documents of the context before),
 
     ties to the lower id. Contexts have `limit` of the `tokens` of the documents. The weight is
-    NaN where the walk starts anew.
+    NaN where the walk starts again.
     """
     degrees = graph.degrees[members]
     by_degree = members[np.argsort(degrees, kind="stable")]

@@ -1,4 +1,4 @@
-"""The random control: every query keeps its number of sentences, dealt anew from the same pool.
+"""The random control: every query keeps its number of sentences, dealt again from the same pool.
 
 All neighbours of all groups are laid out as slots and dealt again at random, so that both arms
 hold the same sentences, each as often. A sentence goes to a slot of its own token length, so that
@@ -35,7 +35,7 @@ _FAR = 50  # so many of them among sentences of the same length
 
 
 def make_groups(build: "Build") -> Groups:
-    """Deals the neighbours anew; stops if too many of them are related to their new query."""
+    """Deals the neighbours again; stops if too many of them are related to their new query."""
     groups, search = build.folders.groups / "neighbours", build.config.design.search
     table, own = build.sentences.query_table, build.sentences.queries is not None
     vectors = build.folders.query_vectors if own else build.folders.corpus_vectors
@@ -94,7 +94,7 @@ class Slots:
 
     group: np.ndarray  # of each slot, ascending
     queries: np.ndarray  # of each group
-    originals: np.ndarray  # of each slot, the neighbour that stood there
+    originals: np.ndarray  # of each slot, the neighbour that was there
     first: np.ndarray  # slot of each group, and one more
 
     @classmethod
@@ -152,7 +152,7 @@ def deal_anew(
     seed: int,
     folder: Path,
 ) -> dict[str, int]:
-    """Deals the neighbours of all groups anew and stores the result, once for all shards.
+    """Deals the neighbours of all groups again and stores the result, once for all shards.
 
     `groups` is the folder of the neighbour groups.
     """
@@ -285,7 +285,7 @@ def deal(
 
 
 class _Table:
-    """Where the sentences lie while they are swapped."""
+    """Where the sentences are while they are swapped."""
 
     def __init__(
         self,
@@ -366,9 +366,9 @@ STRATEGY = Strategy(
     why_no_more,
     remark=remark,
     counts={
-        "dealt": Count("dealt anew"),
+        "dealt": Count("dealt again"),
         "still_related": Count(
-            "of these, stayed with a query that they are related to, for want of another"
+            "of these, stayed with a query that they are related to, because no other was possible"
         ),
         "above_threshold": Count(
             "of these, related to their query: exact cosine above the threshold",

@@ -80,7 +80,7 @@ def why_no_more(reasons: "Reasons", ids: list[int], left: int) -> str:
 def make_related_by_entity(
     workdir: str, sentences: Sentences, config: DesignConfig, runner: Runner, folder: Path
 ) -> Neighbours:
-    """The sentences that share rare terms with each query, by score; the index lies beside them."""
+    """The sentences that share rare terms with each query, by score; the index is beside them."""
     search = {
         name: getattr(config.search, name)
         for name in ("neighbours", "same_document", "duplicate_jaccard")

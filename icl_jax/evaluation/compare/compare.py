@@ -38,7 +38,7 @@ def compare(
     mean, in every resample too.
     """
     if reference not in arms:
-        raise ConfigError(f"the reference '{reference}' is none of the arms: {', '.join(arms)}")
+        raise ConfigError(f"the reference '{reference}' is not one of the arms: {', '.join(arms)}")
     opened = {arm: open_arm(arm, paths) for arm, paths in arms.items()}
     every = [evaluation for evaluations in opened.values() for evaluation in evaluations]
     known = [t for t in TASKS if any(t in e.tasks for e in every)]

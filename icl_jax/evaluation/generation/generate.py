@@ -33,7 +33,7 @@ class Generated(NamedTuple):
     """What came after a prompt."""
 
     tokens: np.ndarray  # int32, up to an end token and without it
-    cut: int  # tokens of the prompt left out on the left, for want of positions
+    cut: int  # tokens of the prompt left out on the left, because positions ran out
 
 
 class State(NamedTuple):
@@ -47,7 +47,7 @@ class State(NamedTuple):
 
 
 class Generator:
-    """Continues prompts with `model`, `batch_size` at a time, on the mesh that it lies on."""
+    """Continues prompts with `model`, `batch_size` at a time, on its own mesh."""
 
     def __init__(
         self,
@@ -227,6 +227,6 @@ def _append(state: State, logits_BV, end_ids, draws: Draws | None) -> State:
 
 
 def _whole(state: State) -> State:
-    """What the host reads lies on every device."""
+    """Every device holds what the host reads."""
     tokens_BN, done_B = constrain(state.tokens_BN, None, None), constrain(state.done_B, None)
     return state._replace(tokens_BN=tokens_BN, done_B=done_B)

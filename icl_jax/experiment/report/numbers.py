@@ -40,8 +40,8 @@ def make_numbers(comparison: dict) -> dict[str, dict]:
     """Arm -> its numbers, flat.
 
     A metric has its name, after that of its task unless the task says otherwise: `sts_average`,
-    `sts_average_interval95`, `p_sts_average`; one with the name of its task stands alone. p-values
-    are paired, against the reference (which has none), and not adjusted.
+    `sts_average_interval95`, `p_sts_average`; one named like its task has that name alone.
+    p-values are paired, against the reference (which has none), and not adjusted.
     """
     return {arm: _numbers_of(comparison, arm) for arm in comparison["arms"]}
 

@@ -71,7 +71,7 @@ def _values(cells: dict[str, dict], reference: str, headline: Headline, metric: 
 
 
 def _outcome(cell: dict) -> str:
-    """Where an arm stands against the reference."""
+    """How an arm compares with the reference."""
     if cell["real"]:
         return "ahead" if (cell["difference"] > 0) == (cell["better"] == "higher") else "behind"
     return "on these seeds" if cell["p_holm"] < LEVEL else "unclear"

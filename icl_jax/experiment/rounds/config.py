@@ -67,7 +67,7 @@ def later_round(first: Round, before: Round, threshold: float) -> Round:
 
 
 def encoder_folder(workdir: epath.Path) -> epath.Path:
-    """Where the model that a round searches with lies."""
+    """The folder of the model that a round searches with."""
     return workdir / "encoder"
 
 

@@ -1,6 +1,6 @@
 """Self-improving rounds: each trains, then its model finds the neighbours for the next.
 
-Round 1 is the experiment itself, in WORKDIR; every later one lies in WORKDIR/rounds/NUMBER. There
+Round 1 is the experiment itself, in WORKDIR; every later one is in WORKDIR/rounds/NUMBER. There
 the model of the previous round's reference arm searches the same sentences again, and every arm
 continues from that same model. One more arm, `unchanged`, continues with the examples of the
 previous round: it is trained as long, so the reference's lead over it is due to the new search.

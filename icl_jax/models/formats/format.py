@@ -17,7 +17,7 @@ OURS_ONLY = {"position": "learned", "embedding_rank": None, "position_rank": Non
 
 @dataclasses.dataclass(frozen=True)
 class Tensor:
-    """One of our parameters and where it lies in a folder: `part` of three in a fused tensor."""
+    """One of our parameters and where it is in a folder: `part` of three in a fused tensor."""
 
     ours: str  # path in the model, "blocks.attention.query.kernel"; without the layer's number
     theirs: str  # name without the prefix, "{layer}" where the layer's number goes

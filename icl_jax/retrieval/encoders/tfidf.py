@@ -52,7 +52,7 @@ def fit_tfidf(
     except ValueError:
         raise StageError(
             f"TF-IDF found no word in {len(sample):,} sentences; expected text with words of two "
-            "letters or more, other than stop words: look at the corpus, or name an encoder.folder"
+            "letters or more, other than stop words: check the corpus, or name an encoder.folder"
         ) from None
     frequency = np.bincount(counts.indices, minlength=counts.shape[1])
     power = IDF_POWER_EXACT if _all_fit(counts, config.tfidf_dim) else IDF_POWER
@@ -111,7 +111,7 @@ def _counter(language: str) -> CountVectorizer:
 
 
 def _count(texts: Sequence[str], columns: dict[str, int]) -> scipy.sparse.csr_matrix:
-    """(texts, terms): how often each stands there, faster than the vectoriser does it."""
+    """(texts, terms): how often each occurs, faster than the vectoriser does it."""
     vocabulary, ids, lengths = split_words(pa.array(texts, pa.large_string()))
     column = np.array([columns.get(word, -1) for word in vocabulary.to_pylist()], np.int32)[ids]
     known = column >= 0

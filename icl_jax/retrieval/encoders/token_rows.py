@@ -16,7 +16,7 @@ TOKENS_PER_SLOT = 4  # a row of n tokens has room for n / 4 sentences
 
 @dataclasses.dataclass
 class Batch:
-    """Rows of one length; `sentences[i]` lies in row `rows[i]` as group `slots[i]` + 1."""
+    """Rows of one length; `sentences[i]` is in row `rows[i]` as group `slots[i]` + 1."""
 
     tokens_BT: np.ndarray  # int32
     group_BT: np.ndarray  # int32: 1, 2, ... in each row, 0 is padding

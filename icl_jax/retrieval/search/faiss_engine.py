@@ -255,7 +255,7 @@ def _cut(vectors: Vectors, ids: np.ndarray, one_part: bool) -> list[list[int]]:
 
 
 def _rows_of_shard(vectors: Vectors, ids: np.ndarray, shard: int) -> tuple[np.ndarray, np.ndarray]:
-    """The ids that lie in a shard, and their vectors."""
+    """The ids in a shard, and their vectors."""
     first, last = np.searchsorted(ids, vectors.starts[shard : shard + 2])
     return ids[first:last], vectors.shard(shard)[ids[first:last] - vectors.starts[shard]]
 

@@ -216,7 +216,7 @@ def _split(mesh: Mesh) -> NamedSharding:
 
 
 def _of_device(mesh: Mesh) -> int:
-    """Queries of a block that lie on one device."""
+    """Queries of a block on one device."""
     return -(-QUERIES // mesh.size)
 
 

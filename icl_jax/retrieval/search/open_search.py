@@ -1,6 +1,6 @@
 """Opens a search: the same for this process, for workers of Beam, and for later rounds.
 
-What a search needs lies in folders beside that of its neighbours, so searches with other limits
+What a search needs is in folders beside that of its neighbours, so searches with other limits
 use it too, and workers open it by names alone.
 """
 
@@ -31,7 +31,7 @@ def check_search(
     """Stops on a pool that cannot be searched this way, before hours are spent on its vectors."""
     if not num_sentences:
         raise StageError(
-            "there is no sentence to search among; look at the files of the corpus, and at what "
+            "there is no sentence to search among; check the files of the corpus, and what "
             "was dropped from them"
         )
     if config.engine == "faiss":
@@ -93,7 +93,7 @@ def open_engine(pool: Pool, config: SearchConfig, folder: Path, seed: int, mesh,
     """The engine that proposes candidates; an index of FAISS is in `folder`, or is built there."""
     if not len(pool.ids):
         raise StageError(
-            "every vector of the pool is zero, so nothing can be found; look at the sentences, "
+            "every vector of the pool is zero, so nothing can be found; check the sentences, "
             "or choose another encoder"
         )
     if config.engine == "jax":
@@ -129,7 +129,7 @@ def _with_others(runner: Runner) -> bool:
 
 
 def describe_search(search: Search, folder: Path, made_from: dict) -> str:
-    """All that a worker needs to open the same search; `made_from` tells it from later ones."""
+    """All that a worker needs to open the same search; `made_from` identifies it."""
     return json.dumps(
         {
             "folder": str(folder),

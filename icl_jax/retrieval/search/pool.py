@@ -38,7 +38,7 @@ class Pool:
 
     @classmethod
     def open(cls, folder: Path, signatures: Signatures, vectors: Vectors) -> "Pool":
-        """What `prepare_pool` wrote, where it lies on disk."""
+        """What `prepare_pool` wrote, mapped from disk."""
         return cls(signatures, vectors, *(map_array(folder / f"{name}.npy") for name in _FILES))
 
 

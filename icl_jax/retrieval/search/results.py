@@ -55,7 +55,7 @@ def describe_thresholds(results: dict) -> str:
     have = f"of {count:,} sampled queries {would[chosen]:,} have a neighbour above {chosen}"
     lower = [f"{would[t]:,} at {t}" for t in sorted(would, reverse=True) if t < chosen]
     if not lower:
-        return f"{have}; look at the corpus and the encoder (python -m icl_jax.retrieval.show)"
+        return f"{have}; check the corpus and the encoder (python -m icl_jax.retrieval.show)"
     return f"{have}, and would have {', '.join(lower)}; lower design.search.min_similarity"
 
 

@@ -80,7 +80,7 @@ class Selection:
 
     def _similarities(self, query_vectors: np.ndarray, ids: np.ndarray) -> np.ndarray:
         """Cosines of each query with its candidates, the same to the bit in any block."""
-        order = np.argsort(ids, axis=None)  # as they lie on disk
+        order = np.argsort(ids, axis=None)  # as they are on disk
         sorted_ids, query = ids.ravel()[order], order // ids.shape[1]
         vectors = self.pool.vectors
         starts = vectors.starts

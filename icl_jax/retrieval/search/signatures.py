@@ -41,7 +41,7 @@ class Signatures:
 
     @classmethod
     def open(cls, folder: Path) -> "Signatures":
-        """The signatures that `load_signatures` wrote, where they lie on disk."""
+        """The signatures that `load_signatures` wrote, mapped from disk."""
         shards = range(read_results(folder)["shards"])
         joined = {name: map_array(folder / f"{name}.npy") for name in _JOINED}
         return cls([read_batch(_shard_file(folder, shard)) for shard in shards], joined)

@@ -70,7 +70,7 @@ def test_five_words_in_a_row_overlap_and_four_do_not(workdir, tmp_path):
     assert (second["place"], second["words"]) == ("line 5", "the harbour froze and ships")
 
 
-def test_a_run_goes_on_into_the_next_sentence_but_not_into_the_next_document(workdir, tmp_path):
+def test_a_run_continues_into_the_next_sentence_but_not_into_the_next_document(workdir, tmp_path):
     file = write(
         tmp_path / "items.txt",
         "flour to the baker then he went away",
@@ -96,7 +96,7 @@ def test_a_short_field_counts_as_a_whole_from_four_words_on(workdir, tmp_path):
     assert found["samples"][0]["words"] == "learned to read she"
 
 
-def test_of_several_runs_of_an_item_the_longest_is_told(workdir, tmp_path):
+def test_of_several_runs_of_an_item_the_longest_is_reported(workdir, tmp_path):
     fields = ["he went home.", "then he went home", "had seen such a winter", "ships lay still for"]
     file = write(tmp_path / "items.jsonl", json.dumps(fields))
     found = overlap(workdir, [file])[str(file)]
@@ -157,7 +157,7 @@ def test_the_result_depends_on_no_workers_and_is_kept(workdir, tmp_path):
     (folder / "overlap-00001.npy").unlink()
     examples = ExamplesConfig(evaluation_files=(str(file),), overlap_words=5)
     sentences = Sentences.open(workdir, has_queries=False)
-    find_overlap(workdir, examples, sentences, Runner(1))  # goes on
+    find_overlap(workdir, examples, sentences, Runner(1))  # continues
     assert contents() == alone and kept.stat().st_mtime_ns == kept_at
     file.write_text("other\n")
     with pytest.raises(StageError, match=r"made from other inputs.*items\.txt"):
@@ -229,7 +229,7 @@ def test_what_cannot_be_read_is_refused_by_name(tmp_path, name, content, message
         check_evaluation_files(ExamplesConfig(evaluation_files=(str(tmp_path / name),)))
 
 
-def test_a_missing_file_is_told_before_any_work():
+def test_a_missing_file_is_reported_before_any_work():
     with pytest.raises(ConfigError, match=r"evaluation_files: nothing found at 'nowhere/\*"):
         check_evaluation_files(ExamplesConfig(evaluation_files=("nowhere/*.txt",)))
 

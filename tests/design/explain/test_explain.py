@@ -159,7 +159,7 @@ def is_near(a: str, b: str) -> bool:
     return len(a & b) / len(a | b) >= SearchConfig().duplicate_jaccard
 
 
-def test_what_is_nearer_but_left_out_is_told_with_its_rule(tmp_path):
+def test_what_is_nearer_but_left_out_is_reported_with_its_rule(tmp_path):
     pages = [
         "The old miller of Kersk sold nine sacks of flour to the baker. "
         "The old miller of Kersk sold six sacks of flour to the smith.",
@@ -195,7 +195,7 @@ def test_what_is_nearer_but_left_out_is_told_with_its_rule(tmp_path):
     assert re.search(r'\nnearer, but left out: #2 \(1.000, "The old.*"\), has the same words', told)
 
 
-def test_a_search_that_missed_a_sentence_is_told_as_the_cause(workdir):
+def test_a_search_that_missed_a_sentence_is_reported_as_the_cause(workdir):
     reasons = ArmRecords(str(workdir), "neighbours_in_context").reasons
     nearby = reasons.nearby
     query = next(i for i in range(100) if len(nearby.neighbours.of(i)[0]) == 2)
@@ -205,7 +205,7 @@ def test_a_search_that_missed_a_sentence_is_told_as_the_cause(workdir):
     assert "was not found by the search" in nearby.rule(query, missed)
 
 
-def test_what_the_neighbours_were_made_with_is_told_and_needs_no_config(workdir, tmp_path, capsys):
+def test_what_the_neighbours_were_made_with_is_shown_without_a_config(workdir, tmp_path, capsys):
     shutil.copytree(workdir, tmp_path / "run")
     (tmp_path / "run" / "design" / "config.json").unlink()  # of a build that was killed
     for arm in ARMS:
@@ -231,7 +231,7 @@ def test_the_query_of_a_task_is_compared_by_its_own_words(tmp_path, capsys):
     assert "own document" not in nearby.rule(0, same)
 
 
-def test_a_corpus_too_large_to_compare_is_told_how(workdir, monkeypatch):
+def test_a_corpus_too_large_to_compare_is_reported_with_what_to_do(workdir, monkeypatch):
     monkeypatch.setattr(neighbours, "MOST_COMPARED", 10)
     reasons = ArmRecords(str(workdir), "neighbours_in_context").reasons
     found = Neighbours.open(DesignFolders(workdir).neighbours).of(0)[0]
@@ -350,10 +350,10 @@ def test_control_characters_do_not_reach_the_terminal(tmp_path, capsys):
         (["--arm=contiguous", "--index=99999"], "--index must be from 0 to .*, got 99999"),
         (["--arm=contiguous", "--index=-1"], "--index must be from 0 to .*, got -1"),
         (["--arm=contiguous", "--sentence=9999"], "--sentence must be from 0 to 168, got 9999"),
-        (["--arm=contiguous", "--index=0", "--workdir=nowhere"], "there are: none"),
+        (["--arm=contiguous", "--index=0", "--workdir=nowhere"], "available: none"),
     ],
 )
-def test_what_is_wrong_is_told_in_one_line(workdir, flags, message):
+def test_what_is_wrong_is_reported_in_one_line(workdir, flags, message):
     with pytest.raises(SystemExit) as stopped:
         explain([f"--workdir={workdir}", *flags])
     assert re.search(message, str(stopped.value)) and "\n" not in str(stopped.value)

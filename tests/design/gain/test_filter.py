@@ -164,7 +164,7 @@ def test_documents_of_one_context_are_compared_with_documents_apart(kind, tables
         filter_groups(folder, examples, LIMIT, mesh(), sentences, tokenizer)
 
 
-def test_a_document_that_goes_on_in_the_next_context_is_a_piece_of_both(tables):
+def test_a_document_that_continues_in_the_next_context_is_a_piece_of_both(tables):
     sentences, tokenizers = tables
     documents = sentences.corpus.documents
     a, b, c = (
@@ -278,7 +278,7 @@ def test_a_model_that_copies_keeps_what_repeats_itself(tables, tmp_path):
     assert keep[:10].all() and not keep[10:].all()
 
 
-def test_a_killed_filter_goes_on_and_another_model_is_refused(tables, tmp_path):
+def test_a_killed_filter_continues_and_another_model_is_refused(tables, tmp_path):
     sentences, tokenizers = tables
     shards = [related_groups(sentences, 5, LIMIT, seed) for seed in range(3)]
     folder = write_strategy(tmp_path / "groups", shards)
@@ -322,7 +322,7 @@ def test_another_min_gain_measures_nothing_again(tables, tmp_path, monkeypatch):
     assert filter_groups(folder, examples, *arguments)["kept"] == 18
 
 
-def test_a_filter_that_keeps_nothing_tells_what_there_is_to_gain(tables, tmp_path):
+def test_a_filter_that_keeps_nothing_reports_what_there_is_to_gain(tables, tmp_path):
     sentences, tokenizers = tables
     pairs = GroupShard(np.arange(0, 13, 2), np.arange(12), np.ones(12, np.float32))
     folder = write_strategy(tmp_path / "groups", [pairs])

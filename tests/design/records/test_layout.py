@@ -3,7 +3,7 @@
 import numpy as np
 
 from icl_jax.design.groups import GroupShard
-from icl_jax.design.records.layout import Marks, in_batch, in_context, in_context_tokens
+from icl_jax.design.records.layout import Marks, in_batch, in_context
 
 GPT, ROBERTA = Marks(None, 90, 91), Marks(89, 90, 91)
 
@@ -26,7 +26,7 @@ def test_sentences_of_a_group_stand_between_separators():
     assert listed(in_context(Sentences(), GROUPS, 1, ROBERTA)) == (framed, [1, 5])
     for marks in (GPT, ROBERTA):
         example = in_context(Sentences(), GROUPS, 1, marks)
-        assert len(example.tokens) == in_context_tokens(np.array([3, 2]), marks)
+        assert len(example.tokens) == 3 + 1 + 2 + marks.ends
 
 
 def test_in_batch_every_sentence_is_an_example_of_its_own():

@@ -7,10 +7,14 @@ import pytest
 
 from icl_jax.config.design import PACKED, ROWS
 from icl_jax.design.groups import read_counts, read_groups
-from icl_jax.design.records.layout import Marks, in_context_tokens
+from icl_jax.design.records.layout import Marks
 from icl_jax.design.strategies import neighbours
 from icl_jax.design.strategies.neighbours import take_until_full
 from icl_jax.retrieval.neighbours import write_shard
+
+
+def in_context_tokens(lengths: np.ndarray, marks: Marks) -> int:
+    return int(np.sum(lengths)) + len(lengths) - 1 + marks.ends
 
 
 def in_batch_tokens(lengths: np.ndarray, marks: Marks) -> int:

@@ -139,7 +139,7 @@ def test_a_control_with_too_many_related_sentences_is_refused_unless_the_user_sa
     check_related({"dealt": 0, "above_threshold": 0}, 0.3, 0.0)
 
 
-def test_a_pool_that_allows_no_other_arrangement_is_told(tmp_path):
+def test_a_pool_that_allows_no_other_arrangement_is_reported(tmp_path):
     groups = GroupShard(np.array([0, 3]), np.array([0, 1, 2]), np.ones(3, np.float32))
     write_groups(tmp_path, 0, groups)
 

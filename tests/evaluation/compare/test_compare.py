@@ -388,7 +388,7 @@ def test_the_command_prints_the_table(tmp_path, capsys):
     printed = capsys.readouterr().out
     assert "difference to regular" in printed and "| metric (share of 1, higher" in printed
     assert f"of {QUESTIONS} |" in printed and "all 2 comparisons" in printed
-    with pytest.raises(SystemExit, match="error: the reference 'x' is none of the arms: regular"):
+    with pytest.raises(SystemExit, match="the reference 'x' is not one of the arms: regular"):
         main([f"--runs=regular={a}", "--reference=x", f"--to={tmp_path / 'out'}"])
 
 
@@ -405,7 +405,7 @@ def run_of(workdir, step, start_with, begin):
     return made
 
 
-def test_updates_count_from_the_checkpoint_that_a_run_goes_on_from(tmp_path):
+def test_updates_count_from_the_checkpoint_that_a_run_continues_from(tmp_path):
     arms = {
         "whole": [run_of(tmp_path / "whole", 560, "everything", 500)],
         "weights": [run_of(tmp_path / "weights", 60, "weights", 500)],

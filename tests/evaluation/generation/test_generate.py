@@ -107,7 +107,7 @@ def test_an_end_token_ends_a_row_and_is_not_part_of_it(model, greedy):
     assert tokens_of(results) == expected and 0 < len(expected[0]) < NEW
 
 
-def test_a_row_that_is_told_to_stop_has_the_tokens_so_far(model, greedy):
+def test_a_row_that_is_asked_to_stop_has_the_tokens_so_far(model, greedy):
     asked = []
 
     def stop_when(tokens):

@@ -190,7 +190,7 @@ def test_a_model_without_the_separator_gets_a_new_line(workdir, tmp_path):
 
 def test_a_workdir_without_both_kinds_of_groups_is_refused(workdir, tmp_path):
     folder = save(GPTConfig, tmp_path / "model", workdir)
-    with pytest.raises(ConfigError, match="is no run with a design of its own"):
+    with pytest.raises(ConfigError, match="is not a run with a design of its own"):
         open_task(folder, "")
     write_strategy(DesignFolders(tmp_path / "half").groups / "neighbours", [shard([[0, 1]])])
     with pytest.raises(ConfigError, match=r"config\.json and no .*random/results\.json; run the"):

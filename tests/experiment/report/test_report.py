@@ -196,7 +196,7 @@ def test_each_task_has_a_table_and_a_sentence(tmp_path):
     assert text.count("Look next") == 1
 
 
-def test_seeds_and_few_items_are_told(tmp_path):
+def test_seeds_and_few_items_are_reported(tmp_path):
     comparison = questions({"trunk": 2, "regular": [3, 4], REFERENCE: [100, 112]})
     text = make_text(comparison, tmp_path)
     assert "Means of 2 seeds; trunk: 1." in text and "106.0 of 400" in text
@@ -331,7 +331,7 @@ def test_the_figure_has_a_panel_for_each_of_four_tasks(tmp_path):
     assert "accuracy" not in svg and ">0.00%<" in svg and "lower is better" in svg
 
 
-def test_the_updates_of_each_arm_are_told_and_a_warning_comes_first_where_they_differ():
+def test_the_updates_of_each_arm_are_reported_and_a_warning_comes_first_where_they_differ():
     comparison = questions({"regular": [3, 4], REFERENCE: [100, 112]})
     assert "Warning" not in make_text(comparison, Path("runs/q"))
     comparison["updates"] = {"regular": [1057, 1060], REFERENCE: [1000, 1000]}

@@ -1,4 +1,4 @@
-"""Self-improving rounds: train, search with the model just trained, go on."""
+"""Self-improving rounds: train, search with the model just trained, continue."""
 
 import dataclasses
 import json
@@ -92,7 +92,7 @@ def table(*neighbours: list[int]) -> Neighbours:
     return Neighbours([pa.record_batch({"ids": pa.array(s, ids)}) for s in shards], {})
 
 
-def test_a_round_goes_on_where_the_reference_of_the_round_before_ended():
+def test_a_round_continues_where_the_reference_of_the_round_before_ended():
     first, second = plan()
     third = later_round(first, second, 0.8)
     assert [r.config.training.steps for r in (first, second, third)] == [4, 6, 8]

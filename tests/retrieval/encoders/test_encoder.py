@@ -85,7 +85,7 @@ def test_a_long_sentence_is_cut_at_max_tokens(sentence_folder):
         open_folder(sentence_folder, max_tokens=24)
 
 
-def test_the_identity_tells_encoders_apart_and_names_no_place(sentence_folder, tmp_path):
+def test_the_identity_distinguishes_encoders_and_names_no_place(sentence_folder, tmp_path):
     first = open_folder(sentence_folder).identity
     copy = make_sentence_folder(tmp_path / "copy", {"pooling_mode": "mean"})
     assert open_folder(copy).identity == first

@@ -124,7 +124,7 @@ def test_more_candidates_are_taken_where_no_number_of_probes_is_enough(tmp_path)
     assert share_of_nearest(engine, vectors, ids, sample, 10) < 0.97
 
 
-def test_probes_are_tuned_anew_for_another_number_of_neighbours(tmp_path):
+def test_probes_are_tuned_again_for_another_number_of_neighbours(tmp_path):
     vectors, ids = clustered(400, clusters=400), np.arange(400)
 
     def tuned(neighbours, folder):

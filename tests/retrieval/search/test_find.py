@@ -212,7 +212,7 @@ def test_a_worker_that_lives_on_sees_that_the_same_folders_hold_another_search(
         shutil.rmtree(place)
 
 
-def test_a_killed_search_goes_on_behind_the_finished_shards(tmp_path, monkeypatch):
+def test_a_killed_search_continues_after_the_finished_shards(tmp_path, monkeypatch):
     table, rows = made_up(211)
     whole = run(tmp_path / "whole", table, rows)
     write, asked = search_shards.write_shard, []
@@ -284,7 +284,7 @@ def test_a_shard_without_sentences_has_no_neighbours_and_harms_nobody(tmp_path, 
     assert all(got.of(i)[0].tolist() == expected.of(i)[0].tolist() for i in range(90))
 
 
-def test_a_pool_of_zero_vectors_is_told(tmp_path):
+def test_a_pool_of_zero_vectors_is_reported(tmp_path):
     table, rows = made_up(40)
     with pytest.raises(StageError, match="every vector of the pool is zero"):
         run(tmp_path / "zero", table, 0 * rows)
@@ -323,7 +323,7 @@ def test_results_say_how_many_queries_would_have_a_neighbour_at_other_thresholds
         assert share == pytest.approx(np.mean([len(there.of(i)[0]) > 0 for i in sample]))
 
 
-def test_no_neighbour_above_the_threshold_is_no_error_but_can_be_told(tmp_path):
+def test_no_neighbour_above_the_threshold_is_no_error_but_can_be_reported(tmp_path):
     table, rows = made_up(211)
     rows = rows + 0.1 * np.random.default_rng(0).normal(size=rows.shape).astype(np.float16)
     config = dataclasses.replace(CONFIG, min_similarity=0.9999999)

@@ -63,7 +63,7 @@ def read_templates(file: str, preset: str) -> dict[str, Template]:
         labels, presets = held["labels"], held["presets"]
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise ConfigError(
-            f"evaluation.glue.templates: {file} is no JSON file with labels and presets as "
+            f"evaluation.glue.templates: {file} is not a JSON file with labels and presets as "
             f"templates.json has them ({type(error).__name__}: {error})"
         ) from None
     if preset not in presets:

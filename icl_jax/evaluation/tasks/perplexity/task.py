@@ -262,7 +262,7 @@ def windows(count: int, window: int, stride: int, given: int) -> Iterator[tuple[
 
 
 def _folder(source: str, model: ModelAt) -> str:
-    """Where the records of a source lie."""
+    """The folder or files of the records of a source."""
     if not is_arm(source):
         return source
     workdir = model.own_workdir("evaluation.perplexity.records")

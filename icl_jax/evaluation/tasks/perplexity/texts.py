@@ -64,7 +64,7 @@ class Documents:
                 f"max_bad_share = {config.max_bad_share:g} allows: {first}. Repair the files, or "
                 "raise it"
             )
-        described = describe_files(config, _FIELD)  # by what they hold, wherever they lie
+        described = describe_files(config, _FIELD)  # by what they hold, wherever they are
         fields = ("format", "text_field", "text_documents")
         self.inputs = {"files": list(described.values())} | {
             field: getattr(config, field) for field in fields

@@ -1,7 +1,7 @@
 """Whether a short answer is right: exact match and token F1 by the rules of SQuAD.
 
 Both compare texts in lower case, without punctuation and articles, white space folded. One rule is
-our own: a gold answer of which nothing would be left (blood type "A+", the sign "*") is compared as
+our own: a gold answer that would be left empty (blood type "A+", the sign "*") is compared as
 it is, in lower case; by the rules of SQuAD, saying nothing would be the right answer to it.
 """
 

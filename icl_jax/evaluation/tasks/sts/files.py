@@ -1,6 +1,6 @@
 """Reads sentence pairs with human scores: STS12-16, STS-B, SICK-R and tables.
 
-In the data folder lie sts/ (or STS/) and sick/ (or SICK/) as SentEval has them; sts/ may hold the
+The data folder holds sts/ (or STS/) and sick/ (or SICK/) as SentEval has them; sts/ may hold the
 text twice, in original/ and, tokenised and lower-cased, in senteval_tok/. Lines are tab-separated;
 quotes are text. White space is folded, as SentEval does. Pairs without a score are dropped and
 counted.

@@ -148,7 +148,7 @@ def _notes(results: dict, sets: dict) -> list[str]:
         )
     left_out = [name for name in SUBSETS if name not in sets]
     if left_out:
-        notes.append(f"Not asked for: {', '.join(left_out)}.")
+        notes.append(f"Not requested: {', '.join(left_out)}.")
     if results["average"] is None:
         notes.append(
             f"The average of the seven is withheld: it would be over fewer than {len(SUBSETS)} "

@@ -236,7 +236,7 @@ def test_bad_templates_are_named(folders, data, tmp_path):
     for told in ("must have {sentence1}, {sentence2} and {word}", "got shout", "a word for each"):
         assert told in str(error.value)
     file.write_text("[]")
-    with pytest.raises(ConfigError, match="is no JSON file with labels and presets"):
+    with pytest.raises(ConfigError, match="is not a JSON file with labels and presets"):
         open_task(folders["GPT"], data, templates=str(file))
 
 

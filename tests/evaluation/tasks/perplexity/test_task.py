@@ -225,7 +225,7 @@ def test_what_cannot_be_measured_is_named(folders, corpus, tmp_path):
     source = write_source(tmp_path / "big", [[encode_example({"tokens": [1, 300]})]])
     with pytest.raises(ConfigError, match="has the token 300, but the model knows only 0 to 299"):
         open_task(folders["GPT"], records=(source,))
-    with pytest.raises(ConfigError, match="is no run with a design of its own"):
+    with pytest.raises(ConfigError, match="is not a run with a design of its own"):
         open_task(folders["GPT"], records=("design:contiguous",))
     assert PerplexityConfig(window=8, stride=8).problems()
     defaults = open_task(folders["GPT"], corpus, window=0, stride=0)

@@ -125,7 +125,7 @@ def test_a_wrong_line_is_named_with_its_file(tmp_path, file, line, expected):
     assert path.name in str(error.value)
 
 
-def test_all_wrong_sets_are_told_at_once(tmp_path):
+def test_all_wrong_sets_are_reported_at_once(tmp_path):
     sts_data.write_senteval(tmp_path)
     (tmp_path / "sick/SICK_test_annotated.txt").write_text("a\tb\n")
     (tmp_path / "sts/original/STS12-en-test/STS.gs.MSRpar.txt").write_text("\n" * 5)

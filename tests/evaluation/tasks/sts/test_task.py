@@ -189,7 +189,7 @@ def test_vectors_that_are_not_finite_stop(folders, tmp_path, monkeypatch):
         task.run(task.items, 0, small.mesh_of(), lambda count: None)
 
 
-def test_a_killed_evaluation_goes_on_and_ends_the_same(folders, tmp_path, monkeypatch):
+def test_a_killed_evaluation_continues_and_ends_the_same(folders, tmp_path, monkeypatch):
     data, mesh = sts_data.write_senteval(tmp_path / "data"), small.mesh_of()
     monkeypatch.setattr(Sts, "part_size", 100)
     task = task_of(folders["roberta"], data=data)
@@ -289,7 +289,7 @@ def test_a_missing_subset_withholds_its_year_and_the_average():
 def test_the_average_is_withheld_of_fewer_than_seven_sets():
     results = score_sets([PairSet("STS12")], made_up_rows(["STS12"])[0], 100, 0)
     assert results["average"] is None
-    assert "Not asked for: STS13" in make_table({**results, "pooling": "mean", "cut": 0})
+    assert "Not requested: STS13" in make_table({**results, "pooling": "mean", "cut": 0})
 
 
 def test_scores_that_never_vary_have_no_correlation_and_are_named():
