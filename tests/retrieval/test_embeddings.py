@@ -97,7 +97,7 @@ def test_one_shard_alone_gives_the_file_of_the_whole_run(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("scale", "fix"), [(np.nan, "look at the weights"), (1e4, "set encoder.store to float32")]
+    ("scale", "fix"), [(np.nan, "check the weights"), (1e4, "set encoder.store to float32")]
 )
 def test_a_vector_that_is_not_finite_names_its_sentence(tmp_path, scale, fix):
     with pytest.raises(StageError, match=f"sentence 2 is not finite in float16.*{fix}.*seventeen"):
