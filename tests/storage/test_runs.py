@@ -138,9 +138,8 @@ def records_at(gcs, workdir):
 
 
 def small_run(source: str, steps: int):
-    return small.experiment(
-        source, steps=steps, optimizer={"schedule": "constant"}, mesh=(8,), checkpoint_every=9
-    )
+    optimizer = {"schedule": "constant", "warmup": 2}
+    return small.experiment(source, steps=steps, optimizer=optimizer, mesh=(8,), checkpoint_every=9)
 
 
 @pytest.mark.slow
