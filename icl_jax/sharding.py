@@ -112,9 +112,12 @@ def put_rows(local: np.ndarray, like: jax.ShapeDtypeStruct) -> jax.Array:
 
 
 def constrain(x: jax.Array, *logical_axes: str | None) -> jax.Array:
-    """Pins an activation to the mesh that is set or in use; does nothing without one."""
+    """Pins an activation to the mesh that is set or in use; does nothing without one.
+
+    Inside a `shard_map` over all axes every array is on one device already.
+    """
     mesh = jax.sharding.get_abstract_mesh()
-    if mesh.empty:
+    if mesh.empty or all(kind == AxisType.Manual for kind in mesh.axis_types):
         return x
     if any(kind != AxisType.Auto for kind in mesh.axis_types):
         raise ConfigError(

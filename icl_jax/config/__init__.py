@@ -32,6 +32,7 @@ from icl_jax.config.experiment import (
 from icl_jax.config.model import (
     GPTConfig,
     LinearAttentionConfig,
+    LSTMConfig,
     ModelConfig,
     RobertaConfig,
     TransformerConfig,
@@ -57,6 +58,7 @@ __all__ = [
     "ExperimentConfig",
     "GPTConfig",
     "GlueConfig",
+    "LSTMConfig",
     "LinearAttentionConfig",
     "MeshConfig",
     "ModelConfig",

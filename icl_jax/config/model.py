@@ -1,13 +1,14 @@
-"""The networks: GPT, RoBERTa and BERT, and the one that the theory analyses."""
+"""The networks: GPT, RoBERTa and BERT, LSTM, and the one that the theory analyses."""
 
 import dataclasses
 
-from icl_jax.config.checks import require_choice, require_positive
+from icl_jax.config.checks import require_choice, require_positive, require_share
 
 ACTIVATIONS = ("gelu", "gelu_new", "relu", "silu")
 POSITIONS = ("learned", "sinusoidal", "linear", "none", "alibi", "rotary")
 REMAT_POLICIES = ("none", "dots", "full")
 ATTENTIONS = ("auto", "plain", "splash")
+NORMS = ("layer", "none")
 SPLASH_HEAD_UNIT = 64  # heads of 64 and 128 were compiled
 DTYPES = ("float32", "bfloat16")
 ANALYSED_DTYPES = (*DTYPES, "float64")  # theory computes in float64, under jax.enable_x64
@@ -64,6 +65,15 @@ class TransformerConfig:
 @dataclasses.dataclass(unsafe_hash=True)
 class GPTConfig(TransformerConfig):
     """A GPT-2 decoder: pre-norm, causal. The defaults are GPT-2 base."""
+
+    norm: str = "layer"  # none: no normalisation anywhere, as in networks whose weights are set
+    mlp_layers: int = 1  # hidden layers of the feed-forward layer, each mlp_dim wide
+
+    def problems(self) -> list[str]:
+        found = super().problems()
+        require_choice(found, "norm", self.norm, NORMS)
+        require_positive(found, self, "mlp_layers")
+        return found
 
 
 @dataclasses.dataclass(unsafe_hash=True)
@@ -135,7 +145,26 @@ class LinearAttentionConfig:
         return found
 
 
-ModelConfig = GPTConfig | RobertaConfig | LinearAttentionConfig
+@dataclasses.dataclass(unsafe_hash=True)
+class LSTMConfig:
+    """A recurrent network, the peer of GPT in the sandboxes. The defaults are Liu 2024's (3.4.5)."""
+
+    vocab_size: int = 257
+    num_layers: int = 1
+    embed_dim: int = 64  # of the token embedding
+    hidden_dim: int = 128
+    residual_dropout: float = 0.0  # of the output of each layer; acts only if a key is given
+    dtype: str = "float32"
+
+    def problems(self) -> list[str]:
+        found: list[str] = []
+        require_positive(found, self, "vocab_size", "num_layers", "embed_dim", "hidden_dim")
+        require_share(found, self, "residual_dropout", below=True)
+        require_choice(found, "dtype", self.dtype, DTYPES)
+        return found
+
+
+ModelConfig = GPTConfig | RobertaConfig | LinearAttentionConfig | LSTMConfig
 
 
 def _network_problems(config, dtypes: tuple[str, ...] = DTYPES) -> list[str]:

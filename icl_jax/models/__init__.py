@@ -15,10 +15,11 @@ from icl_jax.config.tree import validate
 from icl_jax.models.gpt import GPT
 from icl_jax.models.kinds import kind_of
 from icl_jax.models.linear_attention import LinearAttention
+from icl_jax.models.lstm import LSTM
 from icl_jax.models.roberta import Roberta
 from icl_jax.sharding import state_shardings, with_auto_axes
 
-Model = GPT | Roberta | LinearAttention
+Model = GPT | Roberta | LinearAttention | LSTM
 
 
 def create(config: ModelConfig, seed: int = 0, mesh: Mesh | None = None) -> Model:

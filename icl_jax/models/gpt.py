@@ -3,24 +3,26 @@
 Shape suffixes: B batch, T time, D embed, V vocab.
 """
 
+from collections.abc import Callable
 import dataclasses
 
 from flax import nnx
 import jax
+import jax.numpy as jnp
 
 from icl_jax.config import GPTConfig
 from icl_jax.config.tree import validate
 from icl_jax.models.attention import Cache, Place, locate
 from icl_jax.models.dropout import dropout
-from icl_jax.models.inputs import check_tokens, position_limit
+from icl_jax.models.inputs import check_offset, check_tokens, position_limit
 from icl_jax.models.layers import (
     MLP,
     Attention,
     LayerNorm,
     Positions,
     Table,
+    each_block,
     extend_blocks,
-    first_block,
     make_blocks,
     run_blocks,
     split_key,
@@ -33,7 +35,10 @@ STDDEV = 0.02  # Radford et al. 2019
 
 
 class GPT(nnx.Module):
-    """`model(tokens, group)` gives logits; dropout acts only if a `dropout_key` is given."""
+    """`model(tokens, group)` gives logits; dropout acts only if a `dropout_key` is given.
+
+    `offset` is the position of the first token of each group, 0 unless given.
+    """
 
     def __init__(self, config: GPTConfig, *, rngs: nnx.Rngs):
         validate(config)
@@ -43,23 +48,32 @@ class GPT(nnx.Module):
         )
         self.positions = Positions(config, stddev=STDDEV, rngs=rngs)
         self.blocks = make_blocks(lambda rngs: Block(config, rngs=rngs), config, rngs)
-        self.final_norm = LayerNorm(config.embed_dim, config.norm_epsilon)
+        self.final_norm = make_norm(config)
         self.head = None if config.tie_head else untied_head(config, STDDEV, rngs)
 
-    def __call__(self, tokens, group=None, *, dropout_key: jax.Array | None = None) -> jax.Array:
+    def __call__(
+        self, tokens, group=None, *, offset=None, dropout_key: jax.Array | None = None
+    ) -> jax.Array:
         """Float32 logits (batch, time, vocabulary). `group` (batch, time): 0 is padding."""
         with use_mesh_of(self):
-            return self._forward(*self._check(tokens, group), dropout_key)
+            return self._forward(*self._check(tokens, group, offset), dropout_key)
 
-    def hidden(self, tokens, group=None, *, dropout_key: jax.Array | None = None) -> jax.Array:
+    def hidden(
+        self, tokens, group=None, *, offset=None, dropout_key: jax.Array | None = None
+    ) -> jax.Array:
         """The last hidden states (batch, time, embed), after the final norm."""
         with use_mesh_of(self):
-            return self._encode(*self._check(tokens, group), dropout_key)
+            return self._encode(*self._check(tokens, group, offset), dropout_key)
+
+    def attention_weights(self, tokens, group=None, *, offset=None) -> jax.Array:
+        """What each head looks at: float32 (layers, batch, heads, queries, keys), rows sum to 1."""
+        with use_mesh_of(self):
+            return self._look(*self._check(tokens, group, offset))
 
     def first_layer(self, tokens, group=None) -> jax.Array:
         """The hidden states (batch, time, embed) after the first block, not normed."""
         with use_mesh_of(self):
-            return self._encode_first(*self._check(tokens, group))
+            return self._encode_first(*self._check(tokens, group)[:2])
 
     def logits(self, hidden_BTD: jax.Array) -> jax.Array:
         """The output head: float32 logits of hidden states."""
@@ -80,18 +94,28 @@ class GPT(nnx.Module):
         x_BTD, cache = extend_blocks(self.blocks, self.config, x_BTD, places, start, cache)
         return self.logits(self.final_norm(x_BTD[:, -1:]))[:, 0], cache
 
-    def _check(self, tokens, group):
+    def _check(self, tokens, group, offset=None):
         config = self.config
-        return check_tokens(tokens, group, config.vocab_size, position_limit(config))
+        offset = check_offset(offset, tokens.shape[-1], position_limit(config))
+        return *check_tokens(tokens, group, config.vocab_size, position_limit(config)), offset
 
     @jax.jit
-    def _forward(self, tokens_BT, group_BT, dropout_key) -> jax.Array:
-        return self.logits(self._encode(tokens_BT, group_BT, dropout_key))
+    def _forward(self, tokens_BT, group_BT, offset, dropout_key) -> jax.Array:
+        return self.logits(self._encode(tokens_BT, group_BT, offset, dropout_key))
 
     @jax.jit
-    def _encode(self, tokens_BT, group_BT, dropout_key) -> jax.Array:
+    def _look(self, tokens_BT, group_BT, offset) -> jax.Array:
+        place = locate(tokens_BT.shape[1], group_BT, offset=offset)
+        x_BTD, weights = self._embed(tokens_BT, place, None), []
+        for block in each_block(self.blocks, self.config):
+            weights.append(block.attention_weights(x_BTD, place))
+            x_BTD = block(x_BTD, place, None)
+        return jnp.stack(weights)
+
+    @jax.jit
+    def _encode(self, tokens_BT, group_BT, offset, dropout_key) -> jax.Array:
         config = self.config
-        place = locate(tokens_BT.shape[1], group_BT)
+        place = locate(tokens_BT.shape[1], group_BT, offset=offset)
         embedding_key, block_key = split_key(dropout_key, 2)
         x_BTD = self._embed(tokens_BT, place, embedding_key)
         x_BTD = run_blocks(self.blocks, config, x_BTD, place, block_key)
@@ -101,12 +125,23 @@ class GPT(nnx.Module):
     def _encode_first(self, tokens_BT, group_BT) -> jax.Array:
         place = locate(tokens_BT.shape[1], group_BT)
         x_BTD = self._embed(tokens_BT, place, None)
-        return first_block(self.blocks, self.config)(x_BTD, place, None)
+        return next(each_block(self.blocks, self.config))(x_BTD, place, None)
 
     def _embed(self, tokens_BT, place: Place, dropout_key) -> jax.Array:
         x_BTD = self.positions(self.token_embedding(tokens_BT), place)
         x_BTD = dropout(x_BTD, self.config.embedding_dropout, dropout_key)
         return constrain(x_BTD.astype(self.config.dtype), "batch", None, None)
+
+
+def make_norm(config: GPTConfig) -> Callable[[jax.Array], jax.Array]:
+    """Layer normalisation, or none: the identity."""
+    if config.norm == "none":
+        return _identity
+    return LayerNorm(config.embed_dim, config.norm_epsilon)
+
+
+def _identity(x: jax.Array) -> jax.Array:
+    return x
 
 
 class Block(nnx.Module):
@@ -116,10 +151,10 @@ class Block(nnx.Module):
         self.rate = config.residual_dropout
         # Radford et al. 2019: the 2 L layers that write to the stream start with smaller weights.
         out_stddev = STDDEV / (2 * config.num_layers) ** 0.5
-        self.attention_norm = LayerNorm(config.embed_dim, config.norm_epsilon)
+        self.attention_norm = make_norm(config)
         self.attention = Attention(config, causal=True, out_stddev=out_stddev, rngs=rngs)
-        self.mlp_norm = LayerNorm(config.embed_dim, config.norm_epsilon)
-        self.mlp = MLP(config, out_stddev=out_stddev, rngs=rngs)
+        self.mlp_norm = make_norm(config)
+        self.mlp = MLP(config, out_stddev=out_stddev, hidden=config.mlp_layers, rngs=rngs)
 
     def __call__(self, x_BTD: jax.Array, place: Place, dropout_key: jax.Array | None) -> jax.Array:
         attention_key, *residual_keys = split_key(dropout_key, 3)
@@ -127,6 +162,10 @@ class Block(nnx.Module):
         x_BTD = x_BTD + dropout(h_BTD, self.rate, residual_keys[0])
         h_BTD = self.mlp(self.mlp_norm(x_BTD))
         return x_BTD + dropout(h_BTD, self.rate, residual_keys[1])
+
+    def attention_weights(self, x_BTD: jax.Array, place: Place) -> jax.Array:
+        """The weights of its heads (batch, heads, queries, keys)."""
+        return self.attention.weights(self.attention_norm(x_BTD), place)
 
     def extend(
         self, x_BTD: jax.Array, places: Place, start: int | jax.Array, cache: Cache

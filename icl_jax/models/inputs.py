@@ -24,6 +24,23 @@ def check_tokens(tokens, group, vocab_size: int, limit: int | None):
     return jnp.asarray(tokens, jnp.int32), check_group(group, tokens.shape, limit)
 
 
+def check_offset(offset, length: int, limit: int | None):
+    """The position of the first token as an array, or None; stops where positions would run out."""
+    if offset is None:
+        return None
+    offset = jnp.asarray(offset, jnp.int32)
+    if offset.shape != ():
+        raise ValueError(f"offset must be one whole number, got an array of {offset.shape}")
+    if _values_known(offset) and int(offset) < 0:
+        raise ValueError(f"offset must be at least 0, got {int(offset)}")
+    if _values_known(offset) and limit is not None and length + int(offset) > limit:
+        raise ValueError(
+            f"rows of {length} tokens from position {int(offset)} on need {length + int(offset)} "
+            f"positions, but the model has {limit}"
+        )
+    return offset
+
+
 def check_raw(raw, kernel_size: int, input_dim: int, dtype: str):
     """The input of a convolution, and the (batch, time) of its output."""
     raw = jnp.asarray(raw, parameter_dtype(dtype))

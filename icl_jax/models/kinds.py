@@ -15,6 +15,7 @@ from icl_jax.config import (
     ConfigError,
     GPTConfig,
     LinearAttentionConfig,
+    LSTMConfig,
     ModelConfig,
     RobertaConfig,
 )
@@ -23,6 +24,7 @@ from icl_jax.models.formats.format import Format
 from icl_jax.models.formats.gpt2 import GPT2Format
 from icl_jax.models.gpt import GPT
 from icl_jax.models.linear_attention import LinearAttention
+from icl_jax.models.lstm import LSTM
 from icl_jax.models.roberta import Roberta
 
 _LARGE = {"num_layers": 24, "embed_dim": 1024, "num_heads": 16}
@@ -61,6 +63,7 @@ KINDS: dict[type, Kind] = {
         },
     ),
     LinearAttentionConfig: Kind(LinearAttention),
+    LSTMConfig: Kind(LSTM),
 }  # fmt: skip
 FORMATS = {format.model_type: format for kind in KINDS.values() for format in kind.formats}
 PRESETS = {name: config for kind in KINDS.values() for name, config in kind.presets.items()}

@@ -3,7 +3,7 @@
 Shape suffixes: B batch, T time, D embed, H heads, K head_dim, F mlp, V vocab, R rank.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 import functools
 
 from flax import nnx
@@ -204,6 +204,11 @@ class Attention(nnx.Module):
             return self.out(mixed_BHTK.transpose(0, 2, 1, 3))
         return self._mix(q_BHTK, k_BHTK, v_BHTK, place, place, dropout_key)
 
+    def weights(self, x_BTD: jax.Array, place: Place) -> jax.Array:
+        """The softmax weights themselves (batch, heads, queries, keys), without dropout."""
+        q_BHTK, k_BHTK, _ = self._project(x_BTD, place)
+        return attention.weigh(q_BHTK, k_BHTK, place, place, self.causal, self._slopes())
+
     def extend(
         self, x_BTD: jax.Array, places: Place, start: int | jax.Array, cache: Cache
     ) -> tuple[jax.Array, Cache]:
@@ -228,28 +233,41 @@ class Attention(nnx.Module):
         return q_BHTK, k_BHTK, v_BHTK
 
     def _mix(self, q_BHTK, k_BHSK, v_BHSK, query: Place, key: Place, dropout_key) -> jax.Array:
-        slopes_H = attention.alibi_slopes(self.num_heads) if self.position == "alibi" else None
         mixed_BHTK = attention.attend(
-            q_BHTK, k_BHSK, v_BHSK, query, key, causal=self.causal, slopes_H=slopes_H,
+            q_BHTK, k_BHSK, v_BHSK, query, key, causal=self.causal, slopes_H=self._slopes(),
             dropout_rate=self.rate, dropout_key=dropout_key,
         )  # fmt: skip
         return self.out(mixed_BHTK.transpose(0, 2, 1, 3))
+
+    def _slopes(self) -> jax.Array | None:
+        return attention.alibi_slopes(self.num_heads) if self.position == "alibi" else None
 
     def _split_heads(self, x_BTHK: jax.Array) -> jax.Array:
         return constrain(x_BTHK.transpose(0, 2, 1, 3), "batch", "heads", None, None)
 
 
 class MLP(nnx.Module):
-    """The feed-forward layer."""
+    """The feed-forward layer, with one hidden layer or several of the same width."""
 
-    def __init__(self, config: TransformerConfig, *, out_stddev: float, rngs: nnx.Rngs):
+    def __init__(
+        self, config: TransformerConfig, *, out_stddev: float, hidden: int = 1, rngs: nnx.Rngs
+    ):
         self.activation = config.activation
         embed, mlp = {"embed": config.embed_dim}, {"mlp": mlp_dim(config)}
         self.up = Dense(embed, mlp, dtype=config.dtype, rngs=rngs)
+        # Only the outputs name their axis: a mesh axis cuts one side of a matrix.
+        self.middle = nnx.List(
+            [
+                Dense({None: mlp_dim(config)}, mlp, dtype=config.dtype, rngs=rngs)
+                for _ in range(hidden - 1)
+            ]
+        )
         self.down = Dense(mlp, embed, stddev=out_stddev, dtype=config.dtype, rngs=rngs)
 
     def __call__(self, x_BTD: jax.Array) -> jax.Array:
-        h_BTF = constrain(ACTIVATIONS[self.activation](self.up(x_BTD)), "batch", None, "mlp")
+        h_BTF = x_BTD
+        for layer in (self.up, *self.middle):
+            h_BTF = constrain(ACTIVATIONS[self.activation](layer(h_BTF)), "batch", None, "mlp")
         return self.down(h_BTF)
 
 
@@ -290,12 +308,14 @@ def run_blocks(blocks, config: ModelConfig, x_BTD, place: Place, dropout_key=Non
     return x_BTD
 
 
-def first_block(blocks, config: ModelConfig) -> nnx.Module:
-    """The block of the first layer."""
+def each_block(blocks, config: ModelConfig) -> Iterator[nnx.Module]:
+    """The block of each layer."""
     if not config.scan_layers:
-        return blocks[0]
+        yield from blocks
+        return
     graphdef, params = nnx.split(blocks)
-    return nnx.merge(graphdef, jax.tree.map(lambda stacked: stacked[0], params))
+    for n in range(config.num_layers):
+        yield nnx.merge(graphdef, jax.tree.map(lambda stacked: stacked[n], params))  # noqa: B023
 
 
 def make_cache(config: TransformerConfig, batch: int, slots: int) -> Cache | list[Cache]:

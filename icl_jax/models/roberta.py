@@ -23,7 +23,7 @@ from icl_jax.models.layers import (
     Positions,
     Table,
     constant,
-    first_block,
+    each_block,
     make_blocks,
     run_blocks,
     split_key,
@@ -113,7 +113,7 @@ class Roberta(nnx.Module):
     @jax.jit
     def _encode_first(self, tokens_BT, group_BT, types_BT) -> jax.Array:
         x_BTD, place = self._embed(tokens_BT, group_BT, types_BT, None)
-        return first_block(self.blocks, self.config)(x_BTD, place, None)
+        return next(each_block(self.blocks, self.config))(x_BTD, place, None)
 
     def _embed(self, tokens_BT, group_BT, types_BT, dropout_key) -> tuple[jax.Array, Place]:
         config = self.config

@@ -12,7 +12,10 @@ ACTIVATIONS = {
 }  # fmt: skip
 
 # What only our models can do, so that no folder can store it: field -> the only value of theirs.
-OURS_ONLY = {"position": "learned", "embedding_rank": None, "position_rank": None}
+OURS_ONLY = {
+    "position": "learned", "embedding_rank": None, "position_rank": None, "norm": "layer",
+    "mlp_layers": 1,
+}  # fmt: skip
 
 
 @dataclasses.dataclass(frozen=True)
@@ -79,7 +82,7 @@ class Format:
         ours_only = [
             f"{name}={getattr(config, name)} (theirs: {value})"
             for name, value in OURS_ONLY.items()
-            if getattr(config, name) != value
+            if getattr(config, name, value) != value
         ]
         if config.num_heads * head_dim(config) != config.embed_dim:
             ours_only.append(
