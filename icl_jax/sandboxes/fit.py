@@ -1,0 +1,172 @@
+"""Trains one tiny network from several seeds at once, many steps in one call, on data made inside.
+
+The seeds are one axis of every array (`vmap`), which is cut over the devices. A batch depends only
+on (seed, step), so training that was stopped continues bit for bit.
+"""
+
+from collections.abc import Callable, Sequence
+import dataclasses
+import io
+import math
+from pathlib import Path
+import time
+from typing import NamedTuple
+
+from flax import nnx
+import jax
+import jax.numpy as jnp
+from jax.sharding import NamedSharding, PartitionSpec
+import numpy as np
+import optax
+
+from icl_jax.config import MeshConfig, ModelConfig, OptimizerConfig
+from icl_jax.config.tree import validate
+from icl_jax.files.step_folder import beside
+from icl_jax.models import abstract
+from icl_jax.models.kinds import kind_of
+from icl_jax.sharding import make_mesh
+from icl_jax.training.objectives import Task
+from icl_jax.training.optimizer import learning_rate, make_optimizer
+
+STEPS_PER_CALL = 100
+SAVE_SECONDS = 60
+
+# A batch is made of a key, in the step: the task, and the position of the first token or None.
+Draw = Callable[[jax.Array], tuple[Task, jax.Array | None]]
+
+
+@dataclasses.dataclass(frozen=True)
+class Recipe:
+    """How a network is trained."""
+
+    steps: int
+    optimizer: OptimizerConfig
+    ema_decay: float = 0.0  # 0: the weights of the last step
+    dropout: bool = False  # at the rates of the model's config
+
+
+class Fitted(NamedTuple):
+    """Networks of one form, a seed each along the first axis of every parameter."""
+
+    graphdef: nnx.GraphDef
+    params: nnx.State
+    losses: np.ndarray  # (seeds, calls): the mean loss of each call of STEPS_PER_CALL steps
+
+    def model(self, params: nnx.State) -> nnx.Module:
+        """The network of one seed's parameters, as a function under `vmap` gets them."""
+        return nnx.merge(self.graphdef, params)
+
+    def of_each_seed(self, measure: Callable, *arguments) -> np.ndarray:
+        """`measure(model, *arguments)` of every seed's network, compiled once."""
+        run = jax.jit(
+            jax.vmap(
+                lambda params, *a: measure(self.model(params), *a), (0, *[None] * len(arguments))
+            )
+        )
+        return jax.tree.map(np.asarray, run(self.params, *arguments))
+
+
+class _State(NamedTuple):
+    params: nnx.State
+    opt_state: optax.OptState
+    ema: nnx.State | None
+
+
+def fit(
+    config: ModelConfig,
+    draw: Draw,
+    recipe: Recipe,
+    seeds: Sequence[int],
+    keep: Path | None = None,
+) -> Fitted:
+    """Trains a network from each seed. `keep`: a file that holds the state of a stopped training."""
+    for part in (config, recipe.optimizer):
+        validate(part)
+    graphdef, _ = abstract(config)
+    schedule = learning_rate(recipe.optimizer, recipe.steps)
+    optimizer = make_optimizer(recipe.optimizer, schedule)
+    sharding = over_seeds(len(seeds))
+    keys = jax.device_put(jax.vmap(jax.random.key)(jnp.array(seeds, jnp.uint32)), sharding)
+
+    def start(key: jax.Array) -> _State:
+        rngs = nnx.Rngs(params=jax.random.fold_in(key, 0))
+        params = nnx.as_pure(nnx.state(kind_of(config).module(config, rngs=rngs)))
+        return _State(params, optimizer.init(params), params if recipe.ema_decay else None)
+
+    advance = _make_step(graphdef, draw, optimizer, recipe)
+
+    def call(state: _State, keys: jax.Array, first: jax.Array) -> tuple[_State, jax.Array]:
+        def step(state, n):
+            return jax.vmap(advance, (0, 0, None))(state, keys, n)
+
+        # The last call is shorter: steps past the end change nothing.
+        return jax.lax.scan(step, state, first + jnp.arange(STEPS_PER_CALL))
+
+    call = jax.jit(call, donate_argnums=0, out_shardings=(sharding, None))
+    state = jax.jit(jax.vmap(start), out_shardings=sharding)(keys)
+    state, losses, done = _restore(keep, state, len(seeds))
+    saved = time.monotonic()
+    while done < recipe.steps:
+        state, loss = call(state, keys, jnp.int32(done))
+        losses.append(np.asarray(loss)[: recipe.steps - done].mean(axis=0))
+        done += STEPS_PER_CALL
+        if keep is not None and done < recipe.steps and time.monotonic() - saved > SAVE_SECONDS:
+            _save(keep, state, losses, done)
+            saved = time.monotonic()
+    params = state.params if state.ema is None else state.ema
+    return Fitted(graphdef, params, np.stack(losses, axis=1))
+
+
+def over_seeds(count: int) -> NamedSharding:
+    """Cuts the seeds evenly over as many devices as divide them."""
+    devices = jax.devices()[: math.gcd(count, jax.device_count())]
+    return NamedSharding(make_mesh(MeshConfig(), devices), PartitionSpec("data"))
+
+
+def _make_step(graphdef, draw: Draw, optimizer, recipe: Recipe) -> Callable:
+    """(state, the seed's key, number of the step) -> (state, loss), for one seed."""
+
+    def loss_of(params, task: Task, offset, dropout_key):
+        options = {} if offset is None else {"offset": offset}
+        model = nnx.merge(graphdef, params)
+        logits = model(task.inputs_BT, task.group_BT, dropout_key=dropout_key, **options)
+        each_BT = optax.softmax_cross_entropy_with_integer_labels(logits, task.targets_BT)
+        total = jnp.maximum(jnp.sum(task.weights_BT), 1.0)
+        return jnp.sum(each_BT * task.weights_BT) / total
+
+    def advance(state: _State, key: jax.Array, n: jax.Array) -> tuple[_State, jax.Array]:
+        data_key, dropout_key = jax.random.split(jax.random.fold_in(key, n + 1))
+        task, offset = draw(data_key)
+        dropout_key = dropout_key if recipe.dropout else None
+        loss, grads = jax.value_and_grad(loss_of)(state.params, task, offset, dropout_key)
+        updates, opt_state = optimizer.update(grads, state.opt_state, state.params)
+        params = optax.apply_updates(state.params, updates)
+        ema = state.ema
+        if ema is not None:
+            share = 1 - recipe.ema_decay
+            ema = jax.tree.map(lambda e, p: e + share * (p - e), ema, params)
+        new = _State(params, opt_state, ema)
+        if recipe.steps % STEPS_PER_CALL:
+            new = jax.tree.map(lambda a, b: jnp.where(n < recipe.steps, a, b), new, state)
+        return new, loss
+
+    return advance
+
+
+def _save(file: Path, state: _State, losses: list[np.ndarray], done: int) -> None:
+    content = io.BytesIO()
+    arrays = [np.asarray(x) for x in jax.tree.leaves(state)]
+    np.savez(content, *arrays, losses=np.stack(losses), done=done)
+    with beside(file) as partial:
+        partial.write_bytes(content.getvalue())
+
+
+def _restore(file: Path | None, fresh: _State, seeds: int) -> tuple[_State, list[np.ndarray], int]:
+    """What `_save` wrote, on the devices of a fresh state; or that one."""
+    if file is None or not file.exists():
+        return fresh, [], 0
+    leaves, structure = jax.tree.flatten(fresh)
+    with np.load(file) as kept:
+        arrays = [jax.device_put(kept[f"arr_{n}"], leaf.sharding) for n, leaf in enumerate(leaves)]
+        losses, done = list(kept["losses"]), int(kept["done"])
+    return jax.tree.unflatten(structure, arrays), losses, done
