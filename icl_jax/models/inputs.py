@@ -14,7 +14,7 @@ def parameter_dtype(dtype: str) -> jnp.dtype:
 
 def position_limit(config: ModelConfig) -> int | None:
     """How many positions the model has; None: no limit."""
-    return config.context_length if config.position == "learned" else None
+    return config.context_length if getattr(config, "position", None) == "learned" else None
 
 
 def check_tokens(tokens, group, vocab_size: int, limit: int | None):
