@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 from icl_jax.models.attention import (
+    SHORTEST_CUT,
     alibi_slopes,
     attend,
     dropout,
@@ -53,6 +54,20 @@ def test_alibi_takes_the_distance_off_the_scores(causal):
     expected = plain_attention(*np.asarray(qkv(), np.float64), None, causal, np.asarray(slopes))
     got = attend(q, k, v, place, place, causal=causal, slopes_H=slopes)
     np.testing.assert_allclose(got, expected, atol=1e-5)
+
+
+@pytest.mark.parametrize("slopes", [None, alibi_slopes(3)], ids=["plain", "alibi"])
+def test_long_rows_are_cut_into_blocks_that_equal_the_whole(slopes):
+    length = SHORTEST_CUT + 3
+    group = np.sort(np.random.default_rng(0).integers(0, 4, (2, length)))
+    q, k, v = qkv(length=length)
+    place = locate(length, jnp.asarray(group))
+    exact = (*np.asarray(qkv(length=length), np.float64), group, True)
+    expected = plain_attention(*exact, None if slopes is None else np.asarray(slopes))
+    forward = lambda: attend(q, k, v, place, place, causal=True, slopes_H=slopes)  # noqa: E731
+    np.testing.assert_allclose(forward(), expected, atol=1e-5)
+    # The first quarter of the queries looks at a quarter of the keys.
+    assert f",{length // 4},{length // 4}]" in str(jax.make_jaxpr(forward)())
 
 
 @pytest.mark.parametrize("slopes", [None, alibi_slopes(3)], ids=["plain", "alibi"])

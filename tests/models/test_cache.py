@@ -23,7 +23,7 @@ OPTIONS = {  # of position
     "sinusoidal": {"scan_layers": True, "tie_head": False},
     "linear": {"num_layers": 1, "head_dim": 7},
     "none": {"num_layers": 1, "dtype": "bfloat16"},
-    "alibi": {"num_layers": 1},
+    "alibi": {"num_layers": 1, "norm": "none", "mlp_layers": 2},
     "rotary": {},
 }
 

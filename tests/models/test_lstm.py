@@ -79,7 +79,7 @@ def test_a_state_depends_on_all_earlier_tokens_and_on_no_later_one():
 
 def test_each_group_starts_from_zero():
     model = make_model(TWO)
-    group = np.array([[1, 1, 1, 1, 1, 2, 2, 2, 2, 2, 2], [3, 4, 4, 4, 4, 4, 4, 4, 4, 5, 5], [7] * 11])
+    group = np.array([[1] * 5 + [2] * 6, [3] + [4] * 8 + [5] * 2, [7] * 11])
     packed = model(TOKENS, group)
     for row, start, stop in [(0, 0, 5), (0, 5, 11), (1, 0, 1), (1, 1, 9), (1, 9, 11), (2, 0, 11)]:
         alone = model(TOKENS[row : row + 1, start:stop])[0]
