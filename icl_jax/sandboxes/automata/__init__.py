@@ -1,6 +1,10 @@
-"""Automata: Transformers whose weights are written down, and those that must find them."""
+"""Automata: Transformers whose weights are written down, and those that must find them.
+
+`make(name)` is an automaton of `names()`; `rows(name, length)` has data for other programs.
+"""
 
 from icl_jax.sandboxes.automata.library import make, names
+from icl_jax.sandboxes.automata.public_format import public, rows
 from icl_jax.sandboxes.automata.semiautomaton import Semiautomaton
 
-__all__ = ["Semiautomaton", "make", "names"]
+__all__ = ["Semiautomaton", "make", "names", "public", "rows"]

@@ -133,7 +133,7 @@ class Group:
         return len(self.maps_EQ)
 
     @functools.cached_property
-    def inverse_E(self) -> np.ndarray:
+    def inverse_E(self) -> np.ndarray:  # noqa: N802
         return np.argmin(self.product_EE, axis=1)
 
     @functools.cached_property
@@ -205,7 +205,7 @@ class Quotient:
         return len(self.section_K)
 
     @functools.cached_property
-    def inverse_K(self) -> np.ndarray:
+    def inverse_K(self) -> np.ndarray:  # noqa: N802
         return np.argmin(self.product_KK, axis=1)
 
     @functools.cached_property
@@ -225,7 +225,7 @@ class Quotient:
         return found
 
     @functools.cached_property
-    def exponents_KR(self) -> np.ndarray:
+    def exponents_KR(self) -> np.ndarray:  # noqa: N802
         """The power of each generator of the basis in each coset."""
         orders = [order for _, order in self.basis]
         exponents_KR = np.zeros((self.order, len(orders)), np.int64)

@@ -6,7 +6,9 @@ Liu 2024, 3.4.5.1 and 3.3.1. D6 has 6 elements and D8 has 8; Dyck(n,k) is n deep
 from collections.abc import Callable
 import dataclasses
 import difflib
+import functools
 import itertools
+import math
 import re
 
 import numpy as np
@@ -20,6 +22,7 @@ PUBLISHED = (  # the rows of Figures 3.15 and 3.16
 )  # fmt: skip
 OTHERS = ("flipflop", "memory4", "Grid4+", "Grid9+", "Grid4xGrid4", "abab", "C2xC3", "reset(D6)")
 MOST_STATES = 5000
+MOST_TRANSITIONS = 10_000_000  # letters x states of a product
 
 
 def names() -> list[str]:
@@ -30,6 +33,9 @@ def names() -> list[str]:
 def make(name: str) -> Semiautomaton:
     """The automaton of a name: of `names()`, or of the same form with other numbers."""
     compact = re.sub(r"[\s_{}]", "", name)
+    factors = _factors(compact)
+    if len(factors) > 1 and all(factors) and not re.fullmatch(PLANE, compact):
+        return functools.reduce(product, map(make, factors))
     for pattern, build in FORMS.items():
         if found := re.fullmatch(pattern, compact):
             return build(*(int(n) if n and n.isdigit() else n for n in found.groups()))
@@ -39,6 +45,18 @@ def make(name: str) -> Semiautomaton:
         f"there is no automaton '{name}'; closest: {', '.join(close) or ', '.join(names())}. "
         f"Names have the forms {forms}reset(A)"
     )
+
+
+def _factors(name: str) -> list[str]:
+    """The parts between the 'x' that no parentheses enclose."""
+    parts, depth = [""], 0
+    for letter in name:
+        depth += (letter == "(") - (letter == ")")
+        if letter == "x" and depth == 0:
+            parts.append("")
+        else:
+            parts[-1] += letter
+    return parts
 
 
 def cyclic(n: int) -> Semiautomaton:
@@ -98,6 +116,7 @@ def quaternion() -> Semiautomaton:
 def symmetric(n: int, generators: int = 8) -> Semiautomaton:
     """S_n: an n-cycle, a transposition and further permutations in lexicographic order."""
     _check_size(f"S{n}", "n", n, 2, 6)
+    _check_size(f"S{n}", "generators", generators, 2, math.factorial(6))
     identity = tuple(range(n))
     letters = [(*identity[1:], 0), (1, 0, *identity[2:])]
     others = [p for p in itertools.permutations(identity) if p not in (identity, *letters)]
@@ -213,22 +232,25 @@ def product(first: Semiautomaton, second: Semiautomaton) -> Semiautomaton:
     if first.legal_QS is not None or second.legal_QS is not None:
         raise ConfigError(f"{first.name}x{second.name}: a product needs automata without rules of "
                           "which letters may come")  # fmt: skip
-    parts = []
+    name = f"{first.name}x{second.name}"
+    tables, letters = [], []
     for automaton in (first, second):
-        stay = np.arange(automaton.num_states)
-        moves = {tuple(stay): "-"}
-        for letter, move in zip(automaton.letters, automaton.delta_SQ, strict=True):
+        moves = {tuple(range(automaton.num_states)): "-"}
+        for letter, move in zip(automaton.letters, automaton.delta_SQ.tolist(), strict=True):
             moves.setdefault(tuple(move), letter)
-        parts.append(moves)
-    width = second.num_states
-    delta, letters = [], []
-    for (move, letter), (other, also) in itertools.product(parts[0].items(), parts[1].items()):
-        delta.append([move[q] * width + other[p] for q, p in np.ndindex(len(move), len(other))])
-        letters.append(f"{letter},{also}")
-    states = tuple(f"{q},{p}" for q, p in itertools.product(first.states, second.states))
-    start = first.start * width + second.start
+        tables.append(np.array(list(moves)))
+        letters.append(list(moves.values()))
+    (one_SQ, two_SQ), (ones, twos) = tables, letters
+    num_states = first.num_states * second.num_states
+    _check_size(name, "states", num_states, 1, MOST_STATES)
+    _check_size(name, "letters x states", len(ones) * len(twos) * num_states, 1, MOST_TRANSITIONS)
+    pairs = one_SQ[:, None, :, None] * second.num_states + two_SQ[None, :, None, :]
     return Semiautomaton(
-        f"{first.name}x{second.name}", np.array(delta), start, tuple(letters), states
+        name,
+        pairs.reshape(-1, num_states),
+        first.start * second.num_states + second.start,
+        tuple(f"{a},{b}" for a, b in itertools.product(ones, twos)),
+        tuple(f"{q},{p}" for q, p in itertools.product(first.states, second.states)),
     )
 
 
@@ -270,6 +292,7 @@ def cascade(
     Level i gets the letter `wires[i](letter, states of the levels before it)`.
     """
     sizes = [level.num_states for level in levels]
+    _check_size(name, "states", math.prod(sizes), 1, MOST_STATES)
     delta = np.empty((num_letters, int(np.prod(sizes))), np.int32)
     for letter in range(num_letters):
         for place, before in enumerate(np.ndindex(*sizes)):
@@ -308,15 +331,20 @@ def _abab_accepts(name: str, share: float) -> Semiautomaton:
     return dataclasses.replace(seen, pattern_share=share)
 
 
-def _first_image() -> Semiautomaton:
+def _first_chair() -> Semiautomaton:
+    """Which point is at the first place: the text's and the public set's pi(1).
+
+    Theirs are inverses of ours (see `public_format`). Where the first point is would tell no less
+    than a state: it moves by itself, an automaton of 5 states.
+    """
     automaton = symmetric(5, generators=5)
-    return automaton.observed("S5 first", lambda q: int(automaton.image_QP[q, 0]), 5)
+    return automaton.observed("S5 first", lambda q: int(np.argmin(automaton.image_QP[q])), 5)
 
 
 INDIRECT: dict[str, Callable[[], Semiautomaton]] = {
     "Dyck(4,8) top": lambda: _stack_top(4, 8),
     "Grid9 boundary": lambda: grid(9).observed("Grid9 boundary", lambda q: int(q in (0, 8)), 2),
-    "S5 first": _first_image,
+    "S5 first": _first_chair,
     "C4 zero": lambda: cyclic(4).observed("C4 zero", lambda q: int(q == 0), 2),
     "D8 place": lambda: dihedral(8).observed("D8 place", lambda q: q // 2, 4),
     "abab 1": lambda: _abab_accepts("abab 1", 1.0),  # always abab...
@@ -329,10 +357,7 @@ def _check_size(name: str, what: str, value: int, least: int, most: int) -> None
         raise ConfigError(f"{name}: {what} must be from {least} to {most}, got {value}")
 
 
-def _of_names(first: str, second: str) -> Semiautomaton:
-    return product(make(first), make(second))
-
-
+PLANE = r"[Gg]rid(\d+)x[Gg]rid(\d+)"  # not the product of two grids: a step moves in one of them
 FORMS: dict[str, Callable[..., Semiautomaton]] = {
     r"C(\d+)": cyclic,
     r"C(\d+)\^(\d+)": cyclic_power,
@@ -342,10 +367,9 @@ FORMS: dict[str, Callable[..., Semiautomaton]] = {
     r"A(\d+)": alternating,
     r"[Dd]yck\(?(\d+),(\d+)\)?": dyck,
     r"[Gg]rid(\d+)(\+)?": lambda n, no_op=None: grid(n, no_op),
-    r"[Gg]rid(\d+)x[Gg]rid(\d+)": plane,
+    PLANE: plane,
     r"memory(\d+)": memory,
     r"flip-?flop": lambda: memory(2, "flipflop"),
     r"\(?abab\)?\*?": abab,
     r"reset\((.+)\)": lambda name: permutation_reset(make(name)),
-    r"([^x]+)x(.+)": _of_names,
 }

@@ -25,8 +25,8 @@ class Semiautomaton:
     states: tuple[str, ...] = ()
     legal_QS: np.ndarray | None = None  # which letters may come in a state; None: all
     label_Q: np.ndarray | None = None  # what is seen of a state; None: the state itself
-    num_labels: int = 0  # may be more than are ever seen; 0: as many as there are states
-    # Points that the letters move, and from whose places the state can be read: `images[q, p]` is
+    num_labels: int = 0  # may be more than are ever seen; 0: up to the largest of label_Q
+    # Points that the letters move, and from whose places the state can be read: `image_QP[q, p]` is
     # where point p went. Permutation groups have them: 5 for the 120 states of S5.
     point_delta_SP: np.ndarray | None = None
     image_QP: np.ndarray | None = None
@@ -35,21 +35,51 @@ class Semiautomaton:
     pattern_share: float = 0.0
 
     def __post_init__(self):
-        delta = np.asarray(self.delta_SQ, np.int32)
+        delta = np.asarray(self.delta_SQ)
         set_field = functools.partial(object.__setattr__, self)
-        set_field("delta_SQ", delta)
-        if delta.ndim != 2 or not delta.size or delta.min() < 0 or delta.max() >= delta.shape[1]:
+        if (
+            delta.ndim != 2 or not delta.size or not np.issubdtype(delta.dtype, np.integer)
+            or delta.min() < 0 or delta.max() >= delta.shape[1]
+        ):  # fmt: skip
             raise ConfigError(
                 f"{self.name}: delta must be (letters, states) of states 0 to states - 1, got "
-                f"shape {delta.shape}"
+                f"{delta.dtype} of shape {delta.shape}"
             )
+        set_field("delta_SQ", delta.astype(np.int32))
         set_field("letters", self.letters or tuple(map(str, range(delta.shape[0]))))
         set_field("states", self.states or tuple(map(str, range(delta.shape[1]))))
-        if self.legal_QS is not None and not self.legal_QS.any(axis=1).all():
-            raise ConfigError(f"{self.name}: every state needs a legal letter")
         labels = np.arange(delta.shape[1]) if self.label_Q is None else np.asarray(self.label_Q)
         set_field("label_Q", labels.astype(np.int32))
         set_field("num_labels", self.num_labels or int(labels.max()) + 1)
+        found = self._problems()
+        if found:
+            raise ConfigError(f"{self.name}: {'; '.join(found)}")
+
+    def _problems(self) -> list[str]:
+        letters, states = self.delta_SQ.shape
+        found = []
+        for what, got, needed in (
+            ("names of letters", len(self.letters), letters),
+            ("names of states", len(self.states), states),
+            ("labels", len(self.label_Q), states),
+        ):
+            if got != needed:
+                found.append(f"expected {needed} {what}, got {got}")
+        if not 0 <= self.start < states:
+            found.append(f"start must be a state from 0 to {states - 1}, got {self.start}")
+        if not 0 <= self.label_Q.min() <= self.label_Q.max() < self.num_labels:
+            found.append(f"labels must be from 0 to {self.num_labels - 1}, got {self.label_Q}")
+        if self.legal_QS is not None and self.legal_QS.shape != (states, letters):
+            found.append(f"legal must be ({states}, {letters}), got {self.legal_QS.shape}")
+        elif self.legal_QS is not None and not self.legal_QS.any(axis=1).all():
+            found.append("every state needs a legal letter")
+        if not 0 <= self.pattern_share <= 1 or any(not 0 <= a < letters for a in self.pattern):
+            found.append(f"the pattern needs letters from 0 to {letters - 1} and a share from 0 to "
+                         f"1, got {self.pattern} and {self.pattern_share}")  # fmt: skip
+        if self.pattern_share and (not self.pattern or self.legal_QS is not None):
+            found.append("a share of rows with a pattern needs the pattern, and letters that may "
+                         "always come")  # fmt: skip
+        return found
 
     @property
     def num_letters(self) -> int:
@@ -62,6 +92,11 @@ class Semiautomaton:
     def run(self, letters_BT: np.ndarray) -> np.ndarray:
         """The state after each letter, in NumPy; stops on letters that may not come."""
         letters_BT = np.asarray(letters_BT)
+        if letters_BT.ndim != 2 or not np.issubdtype(letters_BT.dtype, np.integer):
+            raise ConfigError(
+                f"{self.name}: letters must be integers (batch, time), got {letters_BT.dtype} of "
+                f"shape {letters_BT.shape}"
+            )
         if letters_BT.size and not 0 <= letters_BT.min() <= letters_BT.max() < self.num_letters:
             raise ConfigError(
                 f"{self.name} has the letters 0 to {self.num_letters - 1}, got "
@@ -81,9 +116,8 @@ class Semiautomaton:
         state = int(state_B[row])
         legal = ", ".join(self.letters[a] for a in np.flatnonzero(self.legal_QS[state]))
         raise ConfigError(
-            f"{self.name}: row {row} has '{self.letters[letters_BT[row, t]]}' at place {t}, after "
-            f"which no legal string continues: in the state '{self.states[state]}' only {legal} "
-            "may come"
+            f"{self.name}: row {row} has '{self.letters[letters_BT[row, t]]}' at place {t}, but in "
+            f"the state '{self.states[state]}' only {legal} may come"
         )
 
     def sample(
@@ -95,11 +129,7 @@ class Semiautomaton:
         """
         if batch < 1 or length < 1:
             raise ConfigError(f"expected at least 1 row of 1 letter, got {batch} of {length}")
-        weight_S = jnp.ones(self.num_letters) if weight_S is None else jnp.asarray(weight_S)
-        if weight_S.shape != (self.num_letters,):
-            raise ConfigError(
-                f"{self.name} has {self.num_letters} letters, got {weight_S.shape[0]} weights"
-            )
+        weight_S = self._weights(weight_S)
         letter_key, pattern_key = jax.random.split(key)
         if self.legal_QS is None:
             logits_S = jnp.log(weight_S.astype(jnp.float32))
@@ -114,6 +144,26 @@ class Semiautomaton:
             letters_BT, states_BT = self._walk(letter_key, batch, length, weight_S)
         label_Q = jnp.asarray(self.label_Q)
         return {"letters": letters_BT, "states": states_BT, "labels": label_Q[states_BT]}
+
+    def _weights(self, weight_S: Sequence[float] | None) -> jax.Array:
+        if weight_S is None:
+            return jnp.ones(self.num_letters)
+        if np.shape(weight_S) != (self.num_letters,):
+            raise ConfigError(
+                f"{self.name} has {self.num_letters} letters, got weights of shape "
+                f"{np.shape(weight_S)}"
+            )
+        if not isinstance(weight_S, jax.core.Tracer):
+            weights = np.asarray(weight_S, np.float64)
+            legal = np.ones((1, len(weights)), bool) if self.legal_QS is None else self.legal_QS
+            if not np.isfinite(weights).all() or (weights < 0).any():
+                raise ConfigError(f"{self.name}: weights must be at least 0, got {weights}")
+            if not (legal & (weights > 0)).any(axis=1).all():
+                raise ConfigError(
+                    f"{self.name}: every state needs a legal letter of positive weight, got "
+                    f"{weights}"
+                )
+        return jnp.asarray(weight_S)
 
     def advance(self, letters_BT: jax.Array) -> jax.Array:
         """The state after each letter, on the device."""
