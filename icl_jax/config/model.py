@@ -1,6 +1,7 @@
 """The networks: GPT, RoBERTa and BERT, LSTM, and the one that the theory analyses."""
 
 import dataclasses
+from typing import ClassVar
 
 from icl_jax.config.checks import require_choice, require_positive, require_share
 
@@ -11,7 +12,8 @@ ATTENTIONS = ("auto", "plain", "splash")
 NORMS = ("layer", "none")
 SPLASH_HEAD_UNIT = 64  # heads of 64 and 128 were compiled
 DTYPES = ("float32", "bfloat16")
-ANALYSED_DTYPES = (*DTYPES, "float64")  # theory computes in float64, under jax.enable_x64
+# Under jax.enable_x64: of networks that theory analyses, and of those whose weights are set.
+ANALYSED_DTYPES = (*DTYPES, "float64")
 EMBEDDINGS = ("vocabulary", "convolution")
 
 
@@ -42,8 +44,10 @@ class TransformerConfig:
     # possible and faster (on a TPU, rows of 1,024 tokens or more, attention_dropout 0).
     attention: str = "auto"
 
+    dtypes: ClassVar[tuple[str, ...]] = DTYPES
+
     def problems(self) -> list[str]:
-        found = _network_problems(self)
+        found = _network_problems(self, self.dtypes)
         require_positive(found, self, "mlp_dim")
         require_choice(found, "activation", self.activation, ACTIVATIONS)
         if not 0 < self.norm_epsilon < 1:
@@ -68,6 +72,8 @@ class GPTConfig(TransformerConfig):
 
     norm: str = "layer"  # none: no normalisation anywhere, as in networks whose weights are set
     mlp_layers: int = 1  # hidden layers of the feed-forward layer, each mlp_dim wide
+
+    dtypes: ClassVar[tuple[str, ...]] = ANALYSED_DTYPES
 
     def problems(self) -> list[str]:
         found = super().problems()

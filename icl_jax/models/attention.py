@@ -9,6 +9,7 @@ import jax
 import jax.numpy as jnp
 
 from icl_jax.models.dropout import dropout
+from icl_jax.models.inputs import parameter_dtype
 
 # Softmax weights of masked keys are exp(MASKED - max) = 0 to the last bit.
 MASKED = -1e30
@@ -143,14 +144,16 @@ def weigh(
     causal: bool,
     slopes_H: jax.Array | None,
 ) -> jax.Array:
-    """The softmax weights of queries over the visible keys, float32 (batch, heads, T, S)."""
-    scale = q_BHTK.shape[-1] ** -0.5
-    scores_BHTS = jnp.einsum(
-        "bhtk,bhsk->bhts", q_BHTK * scale, k_BHSK, preferred_element_type=jnp.float32
-    )
+    """The softmax weights of queries over the visible keys (batch, heads, T, S).
+
+    They are float32, or float64 in a float64 network.
+    """
+    scale, kept = q_BHTK.shape[-1] ** -0.5, parameter_dtype(q_BHTK.dtype.name)
+    scores_BHTS = jnp.einsum("bhtk,bhsk->bhts", q_BHTK * scale, k_BHSK, preferred_element_type=kept)
     if slopes_H is not None:
         distance_BTS = jnp.abs(query.position_BT[:, :, None] - key.position_BT[:, None, :])
-        scores_BHTS -= slopes_H[None, :, None, None] * distance_BTS[:, None].astype(jnp.float32)
+        slopes_1H11 = slopes_H[None, :, None, None].astype(kept)
+        scores_BHTS -= slopes_1H11 * distance_BTS[:, None].astype(kept)
     mask_BTS = visible(query, key, causal)
     if mask_BTS is not None:
         scores_BHTS = jnp.where(mask_BTS[:, None], scores_BHTS, MASKED)

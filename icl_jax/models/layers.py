@@ -42,11 +42,12 @@ def gather_for_product(kernel: jax.Array, axes: tuple[str | None, ...], dtype: s
 
 
 def _gather_forward(kernel, axes, dtype):
-    return gather_for_product(kernel, axes, dtype), None
+    wide = jnp.zeros(0, kernel.dtype) if kernel.dtype == jnp.float64 else None
+    return gather_for_product(kernel, axes, dtype), wide
 
 
-def _gather_backward(axes, dtype, _, gradient):
-    return (constrain(gradient, *axes).astype(jnp.float32),)
+def _gather_backward(axes, dtype, wide, gradient):
+    return (constrain(gradient, *axes).astype(jnp.float32 if wide is None else wide.dtype),)
 
 
 gather_for_product.defvjp(_gather_forward, _gather_backward)
@@ -278,6 +279,8 @@ def split_key(key: jax.Array | None, count: int) -> list[jax.Array | None]:
 
 def make_blocks(make: Callable[[nnx.Rngs], nnx.Module], config: ModelConfig, rngs: nnx.Rngs):
     """One block per layer, or all stacked in one; the same seed gives the same weights."""
+    if config.dtype == "float64" and not jax.config.jax_enable_x64:
+        raise ValueError("dtype float64 needs `with jax.enable_x64(True):` around the network")
     keys = jax.random.split(rngs.params(), config.num_layers)
     if config.scan_layers:
         return nnx.vmap(lambda key: make(nnx.Rngs(params=key)))(keys)
