@@ -52,6 +52,7 @@ def rows(
         automaton = library.make(automaton)
     if length < 1 or (count is not None and count < 1):
         raise ConfigError(f"expected a length and a count of at least 1, got {length} and {count}")
+    automaton.sample(jax.random.key(0), 1, 1, weights)  # stops here on wrong weights
     return itertools.islice(_endless(automaton, length, seed, weights), count)
 
 
@@ -108,8 +109,9 @@ def _flipflop(n: int = 2) -> tuple[Semiautomaton, Labels]:
 
 
 def _cyclic(n: int = 5, n_actions: int = 2) -> tuple[Semiautomaton, Labels]:
+    _check_actions(n_actions, n)
     delta_SQ = library.cyclic(n).delta_SQ
-    return Semiautomaton(f"C{n}", delta_SQ[np.arange(n_actions) % n]), {}
+    return Semiautomaton(f"C{n}", delta_SQ[:n_actions]), {}
 
 
 def _dihedral(n: int = 4) -> tuple[Semiautomaton, Labels]:
@@ -128,6 +130,7 @@ def _quaternion() -> tuple[Semiautomaton, Labels]:
 
 def _symmetric(n: int = 5, n_actions: int = 3) -> tuple[Semiautomaton, Labels]:
     states = _all_permutations(f"S{n}", n)
+    _check_actions(n_actions, len(states))
     identity = states[0]
     shift, swap = (*identity[1:], 0), (1, 0, *identity[2:])
     letters = [identity, shift, swap]
@@ -159,6 +162,11 @@ def _all_permutations(name: str, n: int) -> list[tuple[int, ...]]:
     if not 3 <= n <= MOST_POINTS:
         raise ConfigError(f"{name}: n must be from 3 to {MOST_POINTS}, got {n}")
     return list(itertools.permutations(range(n)))
+
+
+def _check_actions(count: int, most: int) -> None:
+    if not 1 <= count <= most:
+        raise ConfigError(f"n_actions must be from 1 to {most}, got {count}")
 
 
 def _is_even(permutation: tuple[int, ...]) -> bool:
