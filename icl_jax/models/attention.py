@@ -44,6 +44,7 @@ class Cache(NamedTuple):
     def write(self, k_BHTK: jax.Array, v_BHTK: jax.Array, start: int | jax.Array) -> "Cache":
         """With the keys and values of T tokens in the slots from `start` on."""
         place = (0, 0, start, 0) if self.layer is None else (self.layer, 0, 0, start, 0)
+        place = tuple(jnp.asarray(n, jnp.int32) for n in place)  # alike under enable_x64 too
         write = lambda kept, new: jax.lax.dynamic_update_slice(  # noqa: E731
             kept, jnp.expand_dims(new, range(kept.ndim - 4)), place
         )

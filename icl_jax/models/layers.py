@@ -353,6 +353,6 @@ def extend_blocks(blocks, config: TransformerConfig, x_BTD, places: Place, start
             None,
         ),
         (x_BTD, cache._replace(layer=jnp.int32(0))),
-        (params, jnp.arange(config.num_layers)),
+        (params, jnp.arange(config.num_layers, dtype=jnp.int32)),
     )
     return x_BTD, cache._replace(layer=None)
