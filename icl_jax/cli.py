@@ -50,6 +50,7 @@ COMMANDS = {
     "table1": "studies.table1",
     "results": "studies.results",
     "pods": "studies.pods",
+    "automata": "sandboxes.automata",
 }
 
 

@@ -153,7 +153,7 @@ class LinearAttentionConfig:
 
 @dataclasses.dataclass(unsafe_hash=True)
 class LSTMConfig:
-    """A recurrent network, the peer of GPT in the sandboxes. The defaults are Liu 2024's (3.4.5)."""
+    """A recurrent network, the peer of GPT in the sandboxes. Defaults: Liu 2024, 3.4.5."""
 
     vocab_size: int = 257
     num_layers: int = 1

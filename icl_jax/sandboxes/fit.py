@@ -8,6 +8,7 @@ from collections.abc import Callable, Sequence
 import dataclasses
 import io
 import math
+import multiprocessing
 from pathlib import Path
 import time
 from typing import NamedTuple
@@ -18,6 +19,7 @@ import jax.numpy as jnp
 from jax.sharding import NamedSharding, PartitionSpec
 import numpy as np
 import optax
+from tqdm import tqdm
 
 from icl_jax.config import MeshConfig, ModelConfig, OptimizerConfig
 from icl_jax.config.tree import validate
@@ -27,6 +29,7 @@ from icl_jax.models.kinds import kind_of
 from icl_jax.sharding import make_mesh
 from icl_jax.training.objectives import Task
 from icl_jax.training.optimizer import learning_rate, make_optimizer
+from icl_jax.workers.local import progress_bar
 
 STEPS_PER_CALL = 100
 SAVE_SECONDS = 60
@@ -56,20 +59,28 @@ class Fitted(NamedTuple):
         """The network of one seed's parameters, as a function under `vmap` gets them."""
         return nnx.merge(self.graphdef, params)
 
-    def of_each_seed(self, measure: Callable, *arguments) -> np.ndarray:
-        """`measure(model, *arguments)` of every seed's network, compiled once."""
-        run = jax.jit(
-            jax.vmap(
-                lambda params, *a: measure(self.model(params), *a), (0, *[None] * len(arguments))
-            )
-        )
-        return jax.tree.map(np.asarray, run(self.params, *arguments))
+    def of_each_seed(self, measure: Callable) -> Callable:
+        """(*arguments) -> `measure(model, *arguments)` of every seed's network, compiled once."""
+
+        def of_all(params, *arguments):
+            return jax.vmap(lambda p: measure(self.model(p), *arguments))(params)
+
+        run = jax.jit(of_all)
+        return lambda *arguments: jax.tree.map(np.asarray, run(self.params, *arguments))
 
 
 class _State(NamedTuple):
     params: nnx.State
     opt_state: optax.OptState
     ema: nnx.State | None
+
+
+class Prepared(NamedTuple):
+    """A training that is ready to start: its first state, and what makes STEPS_PER_CALL steps."""
+
+    graphdef: nnx.GraphDef
+    state: _State
+    call: Callable[[_State, int], tuple[_State, jax.Array]]  # (state, steps done) -> losses
 
 
 def fit(
@@ -79,12 +90,29 @@ def fit(
     seeds: Sequence[int],
     keep: Path | None = None,
 ) -> Fitted:
-    """Trains a network from each seed. `keep`: a file that holds the state of a stopped training."""
+    """Trains a network from each seed. `keep`: a file for the state of an unfinished training."""
+    graphdef, state, call = prepare(config, draw, recipe, seeds)
+    state, losses, done = _restore(keep, state)
+    saved = time.monotonic()
+    with _steps_bar(recipe.steps, done) as bar:
+        while done < recipe.steps:
+            state, loss = call(state, done)
+            losses.append(np.asarray(loss)[: recipe.steps - done].mean(axis=0))
+            done += STEPS_PER_CALL
+            bar.update(min(STEPS_PER_CALL, recipe.steps - bar.n))
+            if keep is not None and done < recipe.steps and time.monotonic() - saved > SAVE_SECONDS:
+                _save(keep, state, losses, done)
+                saved = time.monotonic()
+    params = state.params if state.ema is None else state.ema
+    return Fitted(graphdef, params, np.stack(losses, axis=1))
+
+
+def prepare(config: ModelConfig, draw: Draw, recipe: Recipe, seeds: Sequence[int]) -> Prepared:
+    """Networks with their first weights, placed on the devices, and the compiled steps."""
     for part in (config, recipe.optimizer):
         validate(part)
     graphdef, _ = abstract(config)
-    schedule = learning_rate(recipe.optimizer, recipe.steps)
-    optimizer = make_optimizer(recipe.optimizer, schedule)
+    optimizer = make_optimizer(recipe.optimizer, learning_rate(recipe.optimizer, recipe.steps))
     sharding = over_seeds(len(seeds))
     keys = jax.device_put(jax.vmap(jax.random.key)(jnp.array(seeds, jnp.uint32)), sharding)
 
@@ -102,19 +130,16 @@ def fit(
         # The last call is shorter: steps past the end change nothing.
         return jax.lax.scan(step, state, first + jnp.arange(STEPS_PER_CALL))
 
-    call = jax.jit(call, donate_argnums=0, out_shardings=(sharding, None))
+    compiled = jax.jit(call, donate_argnums=0, out_shardings=(sharding, None))
     state = jax.jit(jax.vmap(start), out_shardings=sharding)(keys)
-    state, losses, done = _restore(keep, state, len(seeds))
-    saved = time.monotonic()
-    while done < recipe.steps:
-        state, loss = call(state, keys, jnp.int32(done))
-        losses.append(np.asarray(loss)[: recipe.steps - done].mean(axis=0))
-        done += STEPS_PER_CALL
-        if keep is not None and done < recipe.steps and time.monotonic() - saved > SAVE_SECONDS:
-            _save(keep, state, losses, done)
-            saved = time.monotonic()
-    params = state.params if state.ema is None else state.ema
-    return Fitted(graphdef, params, np.stack(losses, axis=1))
+    return Prepared(graphdef, state, lambda state, done: compiled(state, keys, jnp.int32(done)))
+
+
+def _steps_bar(steps: int, done: int) -> tqdm:
+    """Progress of one training; not in a worker, where several would write over each other."""
+    worker = multiprocessing.parent_process() is not None
+    options = {"total": steps, "initial": done, "desc": "train", "unit": "step", "leave": False}
+    return progress_bar(**options, **({"disable": True} if worker else {}))
 
 
 def over_seeds(count: int) -> NamedSharding:
@@ -161,7 +186,7 @@ def _save(file: Path, state: _State, losses: list[np.ndarray], done: int) -> Non
         partial.write_bytes(content.getvalue())
 
 
-def _restore(file: Path | None, fresh: _State, seeds: int) -> tuple[_State, list[np.ndarray], int]:
+def _restore(file: Path | None, fresh: _State) -> tuple[_State, list[np.ndarray], int]:
     """What `_save` wrote, on the devices of a fresh state; or that one."""
     if file is None or not file.exists():
         return fresh, [], 0

@@ -1,0 +1,44 @@
+"""Runs the experiments on automata: networks whose weights are written down, and trained ones.
+
+python -m icl_jax.sandboxes.automata --to=runs/automata [--only=M0,M3]
+
+M0 checks the exact networks; M1 to M5 train Transformers and LSTMs of a few layers, five seeds
+each: depth, other inputs and longer rows, incomplete and indirect targets, positions and attention.
+Writes results.json, report.md (claims, as published and as measured) and a figure for each. Killed,
+rerun the command to continue. docs/sandboxes/automata.md says how to read them.
+
+--scale=paper trains the networks of the thesis (Liu 2024) instead; --dry_run lists what would be
+run and how long it takes.
+"""
+
+from pathlib import Path
+
+from absl import flags
+
+from icl_jax.cli import Flag, command, one_of, several, stop, whole
+
+NAMES = ("M0", "M1", "M2", "M3", "M4", "M5")
+
+
+@command(
+    Flag("to=FOLDER", "the folder for results, the same to continue", Path, required=True),
+    Flag("only=M0,...", "some of the experiments", several(one_of(*NAMES)), NAMES),
+    Flag("scale=mini|paper", "the size of networks and trainings", one_of("mini", "paper"), "mini"),
+    Flag("workers=N", "processes; 0: one for each core, one alone with accelerators", whole(0), 0),
+    Flag("dry_run", "only list the points, and how long they take", bool, False),
+)
+def main(given: flags.FlagValues) -> None:
+    """Runs what is missing, writes the report and prints the claims."""
+    if not given.only:
+        stop(f"expected --only={','.join(NAMES)} or some of them")
+    from icl_jax.sandboxes.automata import run  # a wrong flag is reported without waiting for JAX
+
+    names = [name for name in NAMES if name in given.only]
+    if given.dry_run:
+        print(run.list_points(names, given.scale, given.to))
+    else:
+        print(run.run_experiments(names, given.scale, given.to, given.workers))
+
+
+if __name__ == "__main__":
+    main()

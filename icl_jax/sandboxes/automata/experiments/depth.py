@@ -1,0 +1,168 @@
+"""M1 (E1): how many layers an automaton takes. Liu 2024, 3.4.2 and Figures 3.15, 3.16."""
+
+from matplotlib.figure import Figure
+import numpy as np
+
+from icl_jax.sandboxes.automata.algebra import facts
+from icl_jax.sandboxes.automata.experiments.experiment import (
+    GPT,
+    Experiment,
+    Results,
+    accuracies,
+    numbers,
+    tests,
+    trained_point,
+)
+from icl_jax.sandboxes.automata.library import PUBLISHED, make
+from icl_jax.sandboxes.points import Point
+from icl_jax.sandboxes.report import (
+    Claim,
+    Finding,
+    compare_seeds,
+    make_table,
+    show_spread,
+)
+
+SETTINGS = {
+    "mini": {"automata": ("Grid9", "C5", "D6", "A4"), "layers": (1, 2, 4), "length": 12},
+    "paper": {"automata": PUBLISHED, "layers": (1, 2, 4, 8, 12, 16), "length": 100},
+}
+SOLVED = 0.99
+# Liu 2024, Figures 3.15 and 3.16: layers -> (largest, median) accuracy of 20 runs at T = 100, of
+# the automata of the miniature; the copies of the text lack some entries.
+FIGURES = {
+    "Grid9": {1: (92.2, 91.4), 2: (100, 100), 4: (100, 100)},
+    "C5": {1: (89.0, 75.6), 2: (99.1, 62.7), 4: (100, 99.5)},
+    "D6": {1: (25.4, 24.8), 2: (27.2, 26.8), 4: (None, 57.2)},
+    "A4": {1: (25.0, 19.7), 2: (35.4, 30.4), 4: (None, 45.4)},
+}
+# The fewest layers whose median is 99% there.
+PUBLISHED_LAYERS = {"Grid9": 2, "C5": 3, "D6": 7, "A4": 15}
+# A dropout of 0.1 helps some and hurts others (Liu 2024, 3.4.5.1.1).
+DROPOUT = {"mini": {}, "paper": {"D6": 0.1, "D8": 0.1, "Q8": 0.1}}
+
+
+def points(scale: str) -> list[Point]:
+    """One training for each automaton and depth."""
+    settings = SETTINGS[scale]
+    return [
+        trained_point(
+            _name(automaton, layers), automaton=automaton, layers=layers,
+            length=settings["length"], tests=tests(settings["length"]),
+            **GPT[scale] | {"dropout": DROPOUT[scale].get(automaton, 0.0)},
+        )
+        for automaton in settings["automata"]
+        for layers in settings["layers"]
+    ]  # fmt: skip
+
+
+def _name(automaton: str, layers: int) -> str:
+    return f"M1 {automaton}, {layers} layer{'s' * (layers > 1)}"
+
+
+def report(scale: str, results: Results) -> Finding:
+    """Accuracy by depth, and the fewest layers that solve an automaton."""
+    settings = SETTINGS[scale]
+    automata, layers = settings["automata"], settings["layers"]
+    test = f"T={settings['length']}"
+    found = {(a, n): accuracies(results, _name(a, n), test) for a in automata for n in layers}
+    needed = {a: _fewest({n: found[a, n] for n in layers}) for a in automata}
+    known = {a: facts(make(a)) for a in automata}
+    header = ["automaton", "states", "group", "derived length", *(f"{n} layers" for n in layers)]
+    rows = [[*header, "fewest at 99%", "published (T=100)"]]
+    rows += [
+        [
+            a, known[a]["states"], known[a]["order"] if known[a]["is_group"] else "-",
+            _derived(known[a]), *(show_spread(found[a, n]) for n in layers),
+            needed[a] or f"more than {max(layers)}", PUBLISHED_LAYERS.get(a, "-"),
+        ]
+        for a in automata
+    ]  # fmt: skip
+    text = (
+        f"Token accuracy in percent on 2,048 new rows of T = {settings['length']}: the median over "
+        f"seeds (least to largest). The fewest layers are those whose median reaches 99%.\n\n"
+        f"{make_table(rows)}"
+    )
+    return Finding(
+        "M1", "depth by automaton", text, _claims(settings, found, needed, known),
+        {
+            "scale": scale,
+            "fewest_layers": needed,
+            "derived_length": {a: known[a]["derived_length"] for a in automata},
+            "points": numbers(results, points(scale)),
+        },
+        lambda figure: _draw(figure, settings, found),
+        size=(2.4 * min(len(automata), 4), 2.7 * -(-len(automata) // 4)),
+    )  # fmt: skip
+
+
+def _fewest(by_layers: dict[int, list[float]]) -> int | None:
+    return next((n for n, values in by_layers.items() if np.median(values) >= SOLVED), None)
+
+
+def _derived(known: dict) -> str:
+    if not known["solvable"]:
+        return "not solvable"
+    return str(known["derived_length"]) if known["is_group"] else "no group"
+
+
+def _claims(settings, found, needed, known) -> list[Claim]:
+    automata, layers = settings["automata"], settings["layers"]
+    low, high = layers[0], 4 if 4 in layers else layers[-1]
+    claims = []
+    for a in (a for a in automata if a in FIGURES):
+        words, sure = compare_seeds(found[a, high], found[a, low])
+        medians = FIGURES[a][low][1], FIGURES[a][high][1]
+        claims.append(Claim(
+            f"{a}: {high} layers do better than {low}",
+            f"medians {medians[1]} against {medians[0]} (T = 100, d = 512)", words, sure,
+        ))  # fmt: skip
+    most = max(layers) + 1
+    without = [needed[a] or most for a in automata if not known[a]["is_group"]]
+    groups = [needed[a] or most for a in automata if known[a]["is_group"]]
+    shown = ", ".join(f"{a} {needed[a] or f'> {max(layers)}'}" for a in automata)
+    published = ", ".join(f"{a} {n}" for a, n in PUBLISHED_LAYERS.items() if a in automata)
+    claims.append(Claim(
+        "what has no group in it takes the fewest layers to 99%", published, shown,
+        max(without) <= min(groups) and max(without) < max(groups),
+    ))  # fmt: skip
+    abelian = [needed[a] or most for a in automata if known[a]["derived_length"] == 1]
+    longer = [needed[a] or most for a in automata if known[a]["is_group"] and _rank(known[a]) > 1]
+    solved = [n for n in (*abelian, *longer) if n < most]
+    claims.append(Claim(
+        "non-abelian groups (derived length 2 and more) take more layers than abelian ones",
+        published, shown, max(abelian) < min(longer) if solved else None,
+    ))  # fmt: skip
+    return claims
+
+
+def _rank(known: dict) -> float:
+    return known["derived_length"] if known["solvable"] else float("inf")
+
+
+def _draw(figure: Figure, settings: dict, found: dict) -> None:
+    automata, layers = settings["automata"], settings["layers"]
+    rows, columns = -(-len(automata) // 4), min(len(automata), 4)
+    panels = figure.subplots(rows, columns, sharey=True, squeeze=False).ravel()
+    for axis in panels[len(automata) :]:
+        axis.set_visible(False)
+    for place, (axis, a) in enumerate(zip(panels, automata)):
+        for n in layers:
+            axis.plot([n] * len(found[a, n]), np.multiply(100, found[a, n]), "o", color="C0",
+                      alpha=0.5, markersize=4)  # fmt: skip
+        medians = [100 * np.median(found[a, n]) for n in layers]
+        axis.plot(layers, medians, color="C0", label="here: seeds, median")
+        if a in FIGURES:
+            axis.plot(FIGURES[a].keys(), [m for _, m in FIGURES[a].values()], "x--", color="C1",
+                      label="published median, T = 100")  # fmt: skip
+        axis.set_xscale("log", base=2)
+        axis.set_xticks(layers, [str(n) for n in layers])
+        axis.set_title(a, fontsize=9, loc="left")
+        axis.set_xlabel("layers")
+        axis.set_ylim(0, 103)
+        if place % 4 == 0:
+            axis.set_ylabel("accuracy, %")
+    panels[0].legend(fontsize=7, frameon=False, loc="lower right")
+
+
+EXPERIMENT = Experiment("M1", "depth by automaton", points, report)

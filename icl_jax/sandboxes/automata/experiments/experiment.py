@@ -1,0 +1,81 @@
+"""What the experiments share: their form, the two sizes in which they run, and their points."""
+
+from collections.abc import Callable, Sequence
+import dataclasses
+from typing import NamedTuple
+
+from icl_jax.sandboxes.automata.trained import Test, Training, train
+from icl_jax.sandboxes.points import Point
+from icl_jax.sandboxes.report import Finding
+
+Results = dict[str, dict]  # of each point, by its name
+SCALES = ("mini", "paper")
+
+# Liu 2024, 3.4.5.3, in full; and what learns the same in minutes on two cores.
+GPT = {
+    "mini": {
+        "width": 64, "hidden": 64, "heads": 4, "batch": 64, "learning_rate": 2e-3,
+        "weight_decay": 1e-4, "steps": 4000, "seeds": 5,
+    },
+    "paper": {
+        "width": 512, "hidden": 512, "heads": 8, "batch": 16, "learning_rate": 1e-4,
+        "weight_decay": 1e-4, "steps": 100_000, "seeds": 20,
+    },
+}  # fmt: skip
+LSTM = {
+    "mini": {
+        "network": "lstm", "layers": 1, "width": 64, "hidden": 128, "batch": 64,
+        "learning_rate": 3e-3, "weight_decay": 1e-9, "steps": 1500, "seeds": 5,
+    },
+    "paper": {
+        "network": "lstm", "layers": 1, "width": 64, "hidden": 128, "batch": 64,
+        "learning_rate": 3e-3, "weight_decay": 1e-9, "steps": 20_000, "seeds": 20,
+    },
+}  # fmt: skip
+SCRATCHPAD = {
+    "mini": GPT["mini"]
+    | {"form": "scratchpad", "width": 32, "hidden": 32, "learning_rate": 3e-3, "steps": 1500},
+    "paper": GPT["paper"] | {"form": "scratchpad", "steps": 40_000},
+}
+CORE = 6e10  # operations a second of one core, for guesses of time
+START = 12.0  # seconds to compile a training and its tests
+
+
+class Experiment(NamedTuple):
+    """One row of the table of experiments."""
+
+    name: str
+    title: str
+    points: Callable[[str], list[Point]]  # of a scale
+    report: Callable[[str, Results], Finding]
+
+
+def trained_point(name: str, work: Callable[..., dict] = train, **fields) -> Point:
+    """A point that trains a network."""
+    training = Training(**fields)
+    arguments = dataclasses.asdict(training)
+    return Point(name, work, arguments, START + training.flops() / CORE)
+
+
+def tests(length: int, *prefixes: int) -> tuple[Test, ...]:
+    """A test on usual rows, and on their prefixes."""
+    return (Test(length, prefixes),)
+
+
+def accuracies(results: Results, point: str, test: str) -> list[float]:
+    """The accuracy of every seed."""
+    return results[point]["tests"][test]["accuracy"]
+
+
+def numbers(results: Results, points: Sequence[Point]) -> dict:
+    """What `results.json` holds of the points: settings, and all but the long arrays."""
+    return {
+        point.name: {
+            "settings": {k: v for k, v in point.arguments.items() if k != "tests"},
+            "tests": results[point.name]["tests"],
+            "final_loss": [losses[-1] for losses in results[point.name]["losses"]],
+            "parameters": results[point.name]["parameters"],
+            "seconds": results[point.name]["seconds"],
+        }
+        for point in points
+    }
