@@ -32,9 +32,15 @@ def as_arrays(model):
 
 def numpy_logits(model, tokens, positions=None):
     """GPT as its equations have it, a row and a head at a time."""
+    return numpy_forward(model, tokens, positions)[0]
+
+
+def numpy_forward(model, tokens, positions=None):
+    """Its logits, and its attention weights (layers, batch, heads, queries, keys)."""
     config, p = model.config, as_arrays(model)
     positions = np.arange(tokens.shape[1]) if positions is None else positions
-    return np.stack([_numpy_row(config, p, row, positions) for row in tokens])
+    logits, weights = zip(*(_numpy_row(config, p, row, positions) for row in tokens), strict=True)
+    return np.stack(logits), np.stack(weights, axis=1)
 
 
 def _numpy_row(config, p, tokens, positions):
@@ -44,7 +50,7 @@ def _numpy_row(config, p, tokens, positions):
         x = (x - x.mean(-1, keepdims=True)) / np.sqrt(x.var(-1, keepdims=True) + 1e-5)
         return x * params["scale"] + params["bias"]
 
-    x = p["token_embedding"]["rows"][tokens]
+    x, seen = p["token_embedding"]["rows"][tokens], []
     if config.position == "learned":
         x = x + p["positions"]["table"]["rows"][positions]
     elif config.position == "linear":
@@ -64,15 +70,16 @@ def _numpy_row(config, p, tokens, positions):
             )
             scores = np.where(np.tri(len(x)), q @ k.T / np.sqrt(q.shape[1]), -np.inf)
             weights = np.exp(scores - scores.max(-1, keepdims=True))
-            mixed = weights / weights.sum(-1, keepdims=True) @ v
-            out = out + mixed @ block["attention"]["out"]["kernel"][head]
+            seen.append(weights / weights.sum(-1, keepdims=True))
+            out = out + seen[-1] @ v @ block["attention"]["out"]["kernel"][head]
         x = x + out + block["attention"]["out"]["bias"]
         h, mlp = norm(x, block.get("mlp_norm")), block["mlp"]
         hidden = [mlp["up"]] + [mlp["middle"][i] for i in range(config.mlp_layers - 1)]
         for layer in hidden:
             h = np.maximum(h @ layer["kernel"] + layer["bias"], 0)
         x = x + h @ mlp["down"]["kernel"] + mlp["down"]["bias"]
-    return norm(x, p.get("final_norm")) @ p["token_embedding"]["rows"].T
+    shape = (config.num_layers, config.num_heads, len(x), len(x))
+    return norm(x, p.get("final_norm")) @ p["token_embedding"]["rows"].T, np.reshape(seen, shape)
 
 
 def assert_close(got, expected):
@@ -92,9 +99,11 @@ def name_of(options):
 
 
 @pytest.mark.parametrize("options", EQUATIONS, ids=name_of)
-def test_logits_are_those_of_the_equations(options):
+def test_logits_and_attention_weights_are_those_of_the_equations(options):
     model = make_model(GPTConfig(**(SMALL | options)))
-    assert_close(model(TOKENS), numpy_logits(model, TOKENS))
+    logits, weights = numpy_forward(model, TOKENS)
+    assert_close(model(TOKENS), logits)
+    np.testing.assert_allclose(model.attention_weights(TOKENS), weights, atol=1e-5)
 
 
 @pytest.mark.parametrize("options", EQUATIONS[2:4], ids=name_of)
