@@ -1,0 +1,1 @@
+"""Transformers whose weights are written down, and that follow an automaton without an error."""
