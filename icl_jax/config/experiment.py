@@ -94,10 +94,11 @@ class ExperimentConfig:
         require_positive(found, self, "batch_size", "sequence_length", "rounds")
         if not 0 <= self.seed <= MAX_SEED:
             found.append(f"seed must be from 0 to {MAX_SEED} (2**32 - 1), got {self.seed}")
-        if self.sequence_length > self.model.context_length:
+        longest = getattr(self.model, "context_length", None)  # an LSTM has no limit
+        if longest is not None and self.sequence_length > longest:
             found.append(
                 f"sequence_length {self.sequence_length} is longer than "
-                f"model.context_length {self.model.context_length}; change one of them"
+                f"model.context_length {longest}; change one of them"
             )
         return found + _rows_problems(self)
 

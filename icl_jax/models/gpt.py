@@ -95,9 +95,9 @@ class GPT(nnx.Module):
         return self.logits(self.final_norm(x_BTD[:, -1:]))[:, 0], cache
 
     def _check(self, tokens, group, offset=None):
-        config = self.config
-        offset = check_offset(offset, tokens.shape[-1], position_limit(config))
-        return *check_tokens(tokens, group, config.vocab_size, position_limit(config)), offset
+        config, offset = self.config, check_offset(offset)
+        limit = position_limit(config)
+        return *check_tokens(tokens, group, config.vocab_size, limit, offset), offset
 
     @jax.jit
     def _forward(self, tokens_BT, group_BT, offset, dropout_key) -> jax.Array:

@@ -17,15 +17,15 @@ def position_limit(config: ModelConfig) -> int | None:
     return config.context_length if getattr(config, "position", None) == "learned" else None
 
 
-def check_tokens(tokens, group, vocab_size: int, limit: int | None):
+def check_tokens(tokens, group, vocab_size: int, limit: int | None, offset=None):
     """Tokens and groups as int32 arrays; stops on impossible ids, shapes or lengths."""
     _check_integers("tokens", tokens)
     _check_range("token ids", tokens, vocab_size, "was the text tokenized for this model?")
-    return jnp.asarray(tokens, jnp.int32), check_group(group, tokens.shape, limit)
+    return jnp.asarray(tokens, jnp.int32), check_group(group, tokens.shape, limit, offset)
 
 
-def check_offset(offset, length: int, limit: int | None):
-    """The position of the first token as an array, or None; stops where positions would run out."""
+def check_offset(offset):
+    """The position of the first token of each group as an array, or None."""
     if offset is None:
         return None
     offset = jnp.asarray(offset, jnp.int32)
@@ -33,11 +33,6 @@ def check_offset(offset, length: int, limit: int | None):
         raise ValueError(f"offset must be one whole number, got an array of {offset.shape}")
     if _values_known(offset) and int(offset) < 0:
         raise ValueError(f"offset must be at least 0, got {int(offset)}")
-    if _values_known(offset) and limit is not None and length + int(offset) > limit:
-        raise ValueError(
-            f"rows of {length} tokens from position {int(offset)} on need {length + int(offset)} "
-            f"positions, but the model has {limit}"
-        )
     return offset
 
 
@@ -52,12 +47,19 @@ def check_raw(raw, kernel_size: int, input_dim: int, dtype: str):
     return raw, (raw.shape[0], raw.shape[1] // kernel_size)
 
 
-def check_group(group, shape: tuple[int, int], limit: int | None):
-    """Groups as an int32 array or None; stops on a group with more tokens than positions."""
+def check_group(group, shape: tuple[int, int], limit: int | None, offset=None):
+    """Groups as an int32 array or None; stops on a group with more tokens than positions.
+
+    `offset` is the position of the first token of each group.
+    """
     length = shape[1]
+    first = int(offset) if offset is not None and _values_known(offset) else 0
+    start = f" from position {first} on" if first else ""
     if group is None:
-        if limit is not None and length > limit:
-            raise ValueError(f"rows have {length} tokens, but the model has {limit} positions")
+        if limit is not None and first + length > limit:
+            raise ValueError(
+                f"rows have {length} tokens{start}, but the model has {limit} positions"
+            )
         return None
     _check_integers("group", group, shape)
     if _values_known(group):
@@ -67,11 +69,11 @@ def check_group(group, shape: tuple[int, int], limit: int | None):
             raise ValueError(
                 f"group ids must be 1 to {np.iinfo(np.int32).max}, or 0 for padding, got {wrong[0]}"
             )
-        for row in rows if limit is not None and length > limit else ():
+        for row in rows if limit is not None and first + length > limit else ():
             ids, counts = np.unique(row[row > 0], return_counts=True)
-            if counts.max(initial=0) > limit:
+            if first + counts.max(initial=0) > limit:
                 raise ValueError(
-                    f"group {ids[counts.argmax()]} has {counts.max()} tokens, "
+                    f"group {ids[counts.argmax()]} has {counts.max()} tokens{start}, "
                     f"but the model has {limit} positions"
                 )
     return jnp.asarray(group, jnp.int32)

@@ -26,6 +26,7 @@ from icl_jax.config.tree import validate
 from icl_jax.files.step_folder import beside
 from icl_jax.models import abstract
 from icl_jax.models.kinds import kind_of
+from icl_jax.sandboxes.points import note_progress
 from icl_jax.sharding import make_mesh
 from icl_jax.training.objectives import Task
 from icl_jax.training.optimizer import learning_rate, make_optimizer
@@ -33,6 +34,7 @@ from icl_jax.workers.local import progress_bar
 
 STEPS_PER_CALL = 100
 SAVE_SECONDS = 60
+UNFINISHED = "unfinished.npz"
 
 # A batch is made of a key, in the step: the task, and the position of the first token or None.
 Draw = Callable[[jax.Array], tuple[Task, jax.Array | None]]
@@ -90,9 +92,13 @@ def fit(
     seeds: Sequence[int],
     keep: Path | None = None,
 ) -> Fitted:
-    """Trains a network from each seed. `keep`: a file for the state of an unfinished training."""
+    """Trains a network from each seed. `keep`: a folder for the state of an unfinished training.
+
+    The caller deletes `keep / UNFINISHED` when it has kept the results.
+    """
     graphdef, state, call = prepare(config, draw, recipe, seeds)
-    state, losses, done = _restore(keep, state)
+    file = None if keep is None else keep / UNFINISHED
+    state, losses, done = _restore(file, state)
     saved = time.monotonic()
     with _steps_bar(recipe.steps, done) as bar:
         while done < recipe.steps:
@@ -100,8 +106,10 @@ def fit(
             losses.append(np.asarray(loss)[: recipe.steps - done].mean(axis=0))
             done += STEPS_PER_CALL
             bar.update(min(STEPS_PER_CALL, recipe.steps - bar.n))
-            if keep is not None and done < recipe.steps and time.monotonic() - saved > SAVE_SECONDS:
-                _save(keep, state, losses, done)
+            if keep is not None:
+                note_progress(keep, min(1.0, done / recipe.steps))
+            if file and done < recipe.steps and time.monotonic() - saved > SAVE_SECONDS:
+                _save(file, state, losses, done)
                 saved = time.monotonic()
     params = state.params if state.ema is None else state.ema
     return Fitted(graphdef, params, np.stack(losses, axis=1))

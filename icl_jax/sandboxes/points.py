@@ -11,13 +11,18 @@ import json
 import os
 from pathlib import Path
 import re
+import threading
 from typing import NamedTuple
+
+from tqdm import tqdm
 
 from icl_jax.config import ConfigError
 from icl_jax.files.folder_lock import alone_in
 from icl_jax.files.step_folder import StepFolder, read_results
 from icl_jax.workers.local import Runner, count_cores, progress_bar, run_shards
 
+PROGRESS = "progress"  # a file in the folder of a point that is not complete
+LOOK_SECONDS = 2.0  # between two looks at the progress of points
 ONE_THREAD = "--xla_cpu_multi_thread_eigen=false"
 
 
@@ -50,23 +55,54 @@ def run_points(points: Sequence[Point], to: Path, workers: int = 0) -> dict[str,
         missing.sort(key=lambda point: -point.seconds)
         if missing:
             workers = min(workers or _default_workers(), len(missing))
-            with (
-                _one_thread_each(workers),
-                progress_bar(
-                    total=round(sum(point.seconds for point in points)),
-                    initial=round(sum(p.seconds for p in points if found[p.name] is not None)),
-                    desc=f"{len(missing)} of {len(points)} points",
-                    bar_format="{desc}: {percentage:3.0f}%|{bar}| [{elapsed}, {remaining} left]",
-                ) as bar,
-            ):
-                run_shards(
-                    _run,
-                    [(point, to) for point in missing],
-                    bar,
-                    [round(point.seconds) for point in missing],
-                    Runner(workers),
-                )
+            tasks, sizes = [(point, to) for point in missing], [0] * len(missing)
+            with _one_thread_each(workers), _progress(points, to, len(missing)) as bar:
+                run_shards(_run, tasks, bar, sizes, Runner(workers))
         return {point.name: _open(point, to).results for point in points}
+
+
+def note_progress(folder: Path, share: float) -> None:
+    """Says in a point's folder how much of its work is done; for the bar of who waits for it."""
+    (folder / PROGRESS).write_text(f"{share:.4f}")
+
+
+@contextlib.contextmanager
+def _progress(points: Sequence[Point], to: Path, missing: int) -> Iterator[tqdm]:
+    """A bar over all points; it looks at how far those are that other processes work on."""
+
+    def done() -> float:
+        return sum(point.seconds * _share(point, to) for point in points)
+
+    bar = progress_bar(
+        total=sum(point.seconds for point in points), initial=done(),
+        desc=f"{missing} of {len(points)} points",
+        bar_format="{desc}: {percentage:3.0f}%|{bar}| [{elapsed}, {remaining} left]",
+    )  # fmt: skip
+    stopped = threading.Event()
+
+    def watch() -> None:
+        while not stopped.wait(LOOK_SECONDS):
+            bar.update(max(0.0, done() - bar.n))
+
+    watcher = threading.Thread(target=watch, daemon=True)
+    watcher.start()
+    try:
+        yield bar
+    finally:
+        stopped.set()
+        watcher.join()
+        bar.update(max(0.0, done() - bar.n))
+        bar.close()
+
+
+def _share(point: Point, to: Path) -> float:
+    folder = to / "points" / point.folder
+    if (folder / "results.json").exists():
+        return 1.0
+    try:
+        return float((folder / PROGRESS).read_text())
+    except (FileNotFoundError, ValueError):  # not begun; or just being written
+        return 0.0
 
 
 def _open(point: Point, to: Path) -> StepFolder:
@@ -77,7 +113,9 @@ def _open(point: Point, to: Path) -> StepFolder:
 
 def _run(point: Point, to: Path) -> None:
     step = _open(point, to)
-    step.complete(point.work(step.path, **point.arguments))
+    results = point.work(step.path, **point.arguments)
+    (step.path / PROGRESS).unlink(missing_ok=True)
+    step.complete(results)
 
 
 def _default_workers() -> int:

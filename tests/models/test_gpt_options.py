@@ -225,7 +225,7 @@ def test_an_offset_may_be_known_on_the_device_only():
 @pytest.mark.parametrize(
     ("offset", "words"),
     [
-        (11, "rows of 7 tokens from position 11 on need 18 positions, but the model has 17"),
+        (11, "rows have 7 tokens from position 11 on, but the model has 17 positions"),
         (-1, "offset must be at least 0, got -1"),
         (np.arange(2), "offset must be one whole number"),
     ],
@@ -236,6 +236,15 @@ def test_offsets_without_a_position_are_refused(offset, words):
         with pytest.raises(ValueError, match=words):
             call(TOKENS, offset=offset)
     assert np.isfinite(model(TOKENS, offset=10)).all()
+
+
+def test_an_offset_counts_for_each_group_and_not_for_the_row():
+    model = make_model(GPTConfig(**SMALL))
+    tokens, group = np.tile(TOKENS, (1, 3)), np.repeat([[1, 2, 3]], 7, axis=1)
+    group = np.tile(group, (len(tokens), 1))
+    assert np.isfinite(model(tokens, group, offset=10)).all()
+    with pytest.raises(ValueError, match="group 1 has 7 tokens from position 11 on"):
+        model(tokens, group, offset=11)
 
 
 # What the heads see.

@@ -1,10 +1,10 @@
+from flax import nnx
 import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
 
-from flax import nnx
 from icl_jax.config import GPTConfig, LSTMConfig, OptimizerConfig
 from icl_jax.models import abstract
 from icl_jax.models.kinds import kind_of
@@ -75,7 +75,6 @@ def test_seeds_lie_on_as_many_devices_as_divide_them():
 def test_a_training_that_was_cut_off_continues_bit_for_bit(tmp_path, monkeypatch):
     recipe = Recipe(2 * fitting.STEPS_PER_CALL + 7, OPTIMIZER, 0.9)
     whole = fit(CONFIG, draw, recipe, [0, 1])
-    file = tmp_path / "unfinished.npz"
     monkeypatch.setattr(fitting, "SAVE_SECONDS", -1)
     save, saved = fitting._save, []
 
@@ -87,8 +86,8 @@ def test_a_training_that_was_cut_off_continues_bit_for_bit(tmp_path, monkeypatch
 
     monkeypatch.setattr(fitting, "_save", save_once)
     with pytest.raises(KeyboardInterrupt):
-        fit(CONFIG, draw, recipe, [0, 1], file)
-    continued = fit(CONFIG, draw, recipe, [0, 1], file)
+        fit(CONFIG, draw, recipe, [0, 1], tmp_path)
+    continued = fit(CONFIG, draw, recipe, [0, 1], tmp_path)
     assert len(saved) == 2  # the second call alone: the first was not made again
     for a, b in zip(jax.tree.leaves(whole.params), jax.tree.leaves(continued.params), strict=True):
         np.testing.assert_array_equal(a, b)

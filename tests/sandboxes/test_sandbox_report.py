@@ -58,8 +58,8 @@ def test_a_claim_that_fails_is_reported_as_failing():
 
 def test_experiments_that_ran_one_by_one_are_put_together_in_order(tmp_path):
     for name in ("M2", "M1"):
-        found = Finding(name, f"title of {name}", "Some text.", [Claim("x", "y", "z", True)],
-                        {"value": np.float64(1.5).item()}, lambda figure: figure.subplots())  # fmt: skip
+        claims, draw = [Claim("x", "y", "z", True)], lambda figure: figure.subplots()
+        found = Finding(name, f"title of {name}", "Some text.", claims, {"value": 1.5}, draw)
         write_finding(found, tmp_path)
     report = write_together("All", ["M0", "M1", "M2"], tmp_path)
     assert report.index("## M1: title of M1") < report.index("## M2")

@@ -1,4 +1,4 @@
-"""Runs the experiments on automata: networks whose weights are written down, and trained ones.
+"""Runs the experiments on automata: networks whose weights are set, and trained ones.
 
 python -m icl_jax.sandboxes.automata --to=runs/automata [--only=M0,M3]
 
@@ -31,13 +31,15 @@ def main(given: flags.FlagValues) -> None:
     """Runs what is missing, writes the report and prints the claims."""
     if not given.only:
         stop(f"expected --only={','.join(NAMES)} or some of them")
-    from icl_jax.sandboxes.automata import run  # a wrong flag is reported without waiting for JAX
+    # A wrong flag is reported without waiting for JAX.
+    from icl_jax.sandboxes.automata.experiments import EXPERIMENTS, TITLE
+    from icl_jax.sandboxes.experiment import list_points, run_experiments
 
-    names = [name for name in NAMES if name in given.only]
+    what = [name for name in NAMES if name in given.only], given.scale, given.to
     if given.dry_run:
-        print(run.list_points(names, given.scale, given.to))
+        print(list_points(EXPERIMENTS, *what))
     else:
-        print(run.run_experiments(names, given.scale, given.to, given.workers))
+        print(run_experiments(EXPERIMENTS, TITLE, *what, given.workers))
 
 
 if __name__ == "__main__":

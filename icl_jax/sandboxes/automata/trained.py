@@ -20,7 +20,7 @@ from icl_jax.models.attention import locate
 from icl_jax.models.layers import make_cache
 from icl_jax.sandboxes.automata.library import INDIRECT, indirect, make
 from icl_jax.sandboxes.automata.semiautomaton import Semiautomaton
-from icl_jax.sandboxes.fit import Draw, Fitted, Recipe, fit
+from icl_jax.sandboxes.fit import UNFINISHED, Draw, Fitted, Recipe, fit
 from icl_jax.training.objectives import Task
 
 TEST_SEED = 1_000_003  # no training has it
@@ -137,9 +137,8 @@ def train_and_read(
     check(training)
     started = time.perf_counter()
     fitted = fit(
-        training.model(), make_draw(training), training.recipe(), range(training.seeds),
-        folder / "unfinished.npz",
-    )  # fmt: skip
+        training.model(), make_draw(training), training.recipe(), range(training.seeds), folder
+    )
     seconds = time.perf_counter() - started
     results = {
         "seconds": round(seconds, 1),
@@ -149,7 +148,7 @@ def train_and_read(
     }
     if read is not None:
         results |= read(training, fitted, folder)
-    (folder / "unfinished.npz").unlink(missing_ok=True)
+    (folder / UNFINISHED).unlink(missing_ok=True)
     return results
 
 

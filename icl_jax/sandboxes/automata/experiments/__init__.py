@@ -9,6 +9,7 @@ from icl_jax.sandboxes.automata.experiments import (
     shift,
 )
 
+TITLE = "Automata: networks whose weights are written down, and those that must find them"
 EXPERIMENTS = {
     module.EXPERIMENT.name: module.EXPERIMENT
     for module in (exact_networks, depth, shift, incomplete, indirect, positions)

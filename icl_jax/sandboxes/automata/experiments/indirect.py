@@ -3,16 +3,15 @@
 from matplotlib.figure import Figure
 import numpy as np
 
-from icl_jax.sandboxes.automata.experiments.experiment import (
+from icl_jax.sandboxes.automata.experiments.settings import (
     GPT,
     LSTM,
-    Experiment,
-    Results,
     accuracies,
     numbers,
     tests,
     trained_point,
 )
+from icl_jax.sandboxes.experiment import Experiment, Results
 from icl_jax.sandboxes.points import Point
 from icl_jax.sandboxes.report import (
     SURE,

@@ -3,17 +3,16 @@
 from matplotlib.figure import Figure
 import numpy as np
 
-from icl_jax.sandboxes.automata.experiments.experiment import (
+from icl_jax.sandboxes.automata.experiments.settings import (
     GPT,
     LSTM,
     SCRATCHPAD,
-    Experiment,
-    Results,
     accuracies,
     numbers,
     trained_point,
 )
 from icl_jax.sandboxes.automata.trained import Test
+from icl_jax.sandboxes.experiment import Experiment, Results
 from icl_jax.sandboxes.points import Point
 from icl_jax.sandboxes.report import (
     SURE,

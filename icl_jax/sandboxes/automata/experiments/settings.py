@@ -1,15 +1,11 @@
-"""What the experiments share: their form, the two sizes in which they run, and their points."""
+"""What the trained networks share: their settings in both sizes, and how a point is made."""
 
 from collections.abc import Callable, Sequence
 import dataclasses
-from typing import NamedTuple
 
 from icl_jax.sandboxes.automata.trained import Test, Training, train
+from icl_jax.sandboxes.experiment import Results
 from icl_jax.sandboxes.points import Point
-from icl_jax.sandboxes.report import Finding
-
-Results = dict[str, dict]  # of each point, by its name
-SCALES = ("mini", "paper")
 
 # Liu 2024, 3.4.5.3, in full; and what learns the same in minutes on two cores.
 GPT = {
@@ -39,15 +35,6 @@ SCRATCHPAD = {
 }
 CORE = 6e10  # operations a second of one core, for guesses of time
 START = 12.0  # seconds to compile a training and its tests
-
-
-class Experiment(NamedTuple):
-    """One row of the table of experiments."""
-
-    name: str
-    title: str
-    points: Callable[[str], list[Point]]  # of a scale
-    report: Callable[[str, Results], Finding]
 
 
 def trained_point(name: str, work: Callable[..., dict] = train, **fields) -> Point:
