@@ -28,7 +28,7 @@ CHUNK = 128  # rows that are tested at once
 
 
 @dataclasses.dataclass(frozen=True)
-class Test:
+class Trial:
     """New rows from which the accuracy is measured, also that of their first `prefixes` letters.
 
     A prefix is what a shorter row would be: no network here sees what comes later.
@@ -52,7 +52,7 @@ class Training:
 
     automaton: str  # a name of `make`, or of `indirect` where only a part of the state is seen
     length: int
-    tests: tuple[Test, ...]
+    tests: tuple[Trial, ...]
     network: str = "gpt"  # or lstm
     layers: int = 2
     width: int = 64
@@ -130,7 +130,7 @@ def train_and_read(
 ) -> dict:
     """As `train`; `read(training, fitted, folder)` adds to the results."""
     tests = (
-        Test(**test | {"prefixes": tuple(test.get("prefixes", ()))}) for test in fields["tests"]
+        Trial(**test | {"prefixes": tuple(test.get("prefixes", ()))}) for test in fields["tests"]
     )
     fields["tests"] = tuple(tests)
     training = Training(**fields)
@@ -244,7 +244,7 @@ def measure_all(training: Training, fitted: Fitted) -> dict[str, dict]:
     return results
 
 
-def make_test(training: Training, test: Test) -> Callable:
+def make_test(training: Training, test: Trial) -> Callable:
     """(model, weight of each letter) -> which predictions of its new rows are right."""
     automaton = training.automaton_of()
     label_Q, first = jnp.asarray(automaton.label_Q), automaton.num_letters
@@ -270,7 +270,7 @@ def make_test(training: Training, test: Test) -> Callable:
 
 
 def draw_test(
-    automaton: Semiautomaton, test: Test, rows: int, key: jax.Array, weight_S: jax.Array
+    automaton: Semiautomaton, test: Trial, rows: int, key: jax.Array, weight_S: jax.Array
 ) -> dict:
     """New rows, as `Semiautomaton.sample` gives them."""
     if not test.by_count:

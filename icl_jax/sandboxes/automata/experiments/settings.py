@@ -3,7 +3,7 @@
 from collections.abc import Callable, Sequence
 import dataclasses
 
-from icl_jax.sandboxes.automata.trained import Test, Training, train
+from icl_jax.sandboxes.automata.trained import Training, Trial, train
 from icl_jax.sandboxes.experiment import Results
 from icl_jax.sandboxes.points import Point
 
@@ -44,9 +44,9 @@ def trained_point(name: str, work: Callable[..., dict] = train, **fields) -> Poi
     return Point(name, work, arguments, START + training.flops() / CORE)
 
 
-def tests(length: int, *prefixes: int) -> tuple[Test, ...]:
+def tests(length: int, *prefixes: int) -> tuple[Trial, ...]:
     """A test on usual rows, and on their prefixes."""
-    return (Test(length, prefixes),)
+    return (Trial(length, prefixes),)
 
 
 def accuracies(results: Results, point: str, test: str) -> list[float]:

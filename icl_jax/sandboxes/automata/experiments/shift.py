@@ -11,7 +11,7 @@ from icl_jax.sandboxes.automata.experiments.settings import (
     numbers,
     trained_point,
 )
-from icl_jax.sandboxes.automata.trained import Test
+from icl_jax.sandboxes.automata.trained import Trial
 from icl_jax.sandboxes.experiment import Experiment, Results
 from icl_jax.sandboxes.points import Point
 from icl_jax.sandboxes.report import (
@@ -64,12 +64,12 @@ def points(scale: str) -> list[Point]:
     ]  # fmt: skip
 
 
-def _tests(settings: dict, short: str) -> tuple[Test, ...]:
+def _tests(settings: dict, short: str) -> tuple[Trial, ...]:
     *shorter, longest = settings["lengths"]
-    found = [Test(longest, tuple(shorter))]
+    found = [Trial(longest, tuple(shorter))]
     if short == "C2":
-        found += [Test(settings["length"], ones=share) for share in settings["ones"]]
-        found += [Test(settings["length"], by_count=True)]
+        found += [Trial(settings["length"], ones=share) for share in settings["ones"]]
+        found += [Trial(settings["length"], by_count=True)]
     return tuple(found)
 
 
@@ -86,7 +86,7 @@ def report(scale: str, results: Results) -> Finding:
             for arm in ARMS
         ]  # fmt: skip
         tables.append(make_table(rows))
-    names = [Test(length, ones=share).name() for share in ones]
+    names = [Trial(length, ones=share).name() for share in ones]
     rows = [[f"C2, T = {length}, Pr[1] =", *map(str, ones)]]
     rows += [
         [arm, *(show_spread(accuracies(results, f"M2 C2, {arm}", name)) for name in names)]
