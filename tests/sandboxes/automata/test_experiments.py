@@ -1,13 +1,18 @@
 """The experiments: their points, and reports that say what the numbers say, holding or not."""
 
 import json
+import subprocess
+import sys
+import time
 
 import numpy as np
 import pytest
 
+from icl_jax.files.step_folder import StepFolder
 from icl_jax.sandboxes.automata.__main__ import NAMES, main
 from icl_jax.sandboxes.automata.exact.checking import plan
 from icl_jax.sandboxes.automata.experiments import EXPERIMENTS, depth, indirect, positions, shift
+from icl_jax.sandboxes.automata.experiments.settings import GPT
 from icl_jax.sandboxes.automata.library import PUBLISHED
 from icl_jax.sandboxes.automata.trained import Trial
 from icl_jax.sandboxes.report import make_section
@@ -231,7 +236,55 @@ def test_what_would_run_is_listed_with_its_hours(tmp_path, capsys):
     assert not list(tmp_path.iterdir())
 
 
+def test_an_experiment_runs_from_its_points_to_its_report(tmp_path, monkeypatch, capsys):
+    small = {"steps": 30, "seeds": 2, "width": 8, "hidden": 8, "heads": 2, "batch": 8}
+    monkeypatch.setitem(GPT, "mini", GPT["mini"] | small)
+    settings = {"automata": ("Grid4", "D6"), "layers": (1,), "length": 5}
+    monkeypatch.setitem(depth.SETTINGS, "mini", settings)
+    for _ in range(2):  # the second time nothing is left to run
+        main([f"--to={tmp_path}", "--only=M1", "--workers=1"])
+        shown = capsys.readouterr()
+    assert "| claim | published | measured | holds? |" in shown.out and "points" not in shown.err
+    report, results = (tmp_path / name for name in ("report.md", "results.json"))
+    assert "| D6 | 6 | 6 | 2 |" in report.read_text() and "M1.png" in report.read_text()
+    points = json.loads(results.read_text())["M1"]["points"]
+    assert len(points["M1 Grid4, 1 layer"]["tests"]["T=5"]["accuracy"]) == 2
+    main([f"--to={tmp_path}", "--only=M1", "--dry_run"])
+    assert "| M1 D6, 1 layer | yes |" in capsys.readouterr().out
+
+
+def test_an_experiment_of_other_settings_is_not_mixed_into_a_folder(tmp_path, monkeypatch):
+    point = EXPERIMENTS["M1"].points("mini")[0]
+    folder = tmp_path / "points" / point.folder
+    StepFolder(folder, {"work": "icl_jax.sandboxes.automata.trained.train", "arguments": {}})
+    (folder / "progress").write_text("0.5")
+    with pytest.raises(SystemExit):
+        main([f"--to={tmp_path}", "--only=M1", "--workers=1"])
+
+
 def test_an_unknown_experiment_is_refused(tmp_path, capsys):
     with pytest.raises(SystemExit):
         main([f"--to={tmp_path}", "--only=M9"])
     assert "expected one of M0, M1" in capsys.readouterr().err
+
+
+@pytest.mark.slow
+def test_a_killed_check_of_the_exact_networks_continues_to_no_wrong_state(tmp_path):
+    command = [sys.executable, "-m", "icl_jax.sandboxes.automata", f"--to={tmp_path}", "--only=M0"]
+    done = lambda: list(tmp_path.glob("points/*/results.json"))  # noqa: E731
+    first = subprocess.Popen(command)
+    while len(done()) < 5 and first.poll() is None:
+        time.sleep(0.5)
+    first.kill()
+    first.wait()
+    kept = {path: path.stat().st_mtime_ns for path in done()}
+    assert 5 <= len(kept) < len(plan())
+    subprocess.run(command, check=True)
+    assert all(path.stat().st_mtime_ns == at for path, at in kept.items())
+    found = json.loads((tmp_path / "results.json").read_text())["M0"]
+    assert found["wrong_states"] == 0 and len(found["networks"]) == len(plan())
+    assert all(claim["holds"] for claim in found["claims"])
+    (s5,) = (
+        n for n in found["networks"] if (n["automaton"], n["construction"]) == ("S5", "prefix")
+    )
+    assert (s5["layers"], s5["length"], s5["wrong_states"]) == (6, 64, 0)

@@ -116,27 +116,26 @@ def _claims(settings, found, needed, known) -> list[Claim]:
             f"{a}: {high} layers do better than {low}",
             f"medians {medians[1]} against {medians[0]} (T = 100, d = 512)", words, sure,
         ))  # fmt: skip
-    most = max(layers) + 1
-    without = [needed[a] or most for a in automata if not known[a]["is_group"]]
-    groups = [needed[a] or most for a in automata if known[a]["is_group"]]
+    least = lambda a: needed[a] or max(layers) + 1  # noqa: E731
+    kinds = {
+        "what has no group in it takes the fewest layers to 99%": (
+            [a for a in automata if not known[a]["is_group"]],
+            [a for a in automata if known[a]["is_group"]],
+        ),
+        "non-abelian groups (derived length 2 and more) take more layers than abelian ones": (
+            [a for a in automata if known[a]["is_group"] and known[a]["derived_length"] == 1],
+            [a for a in automata if known[a]["is_group"] and known[a]["derived_length"] != 1],
+        ),
+    }
     shown = ", ".join(f"{a} {needed[a] or f'> {max(layers)}'}" for a in automata)
     published = ", ".join(f"{a} {n}" for a, n in PUBLISHED_LAYERS.items() if a in automata)
-    claims.append(Claim(
-        "what has no group in it takes the fewest layers to 99%", published, shown,
-        max(without) <= min(groups) and max(without) < max(groups),
-    ))  # fmt: skip
-    abelian = [needed[a] or most for a in automata if known[a]["derived_length"] == 1]
-    longer = [needed[a] or most for a in automata if known[a]["is_group"] and _rank(known[a]) > 1]
-    solved = [n for n in (*abelian, *longer) if n < most]
-    claims.append(Claim(
-        "non-abelian groups (derived length 2 and more) take more layers than abelian ones",
-        published, shown, max(abelian) < min(longer) if solved else None,
-    ))  # fmt: skip
+    for claim, (fewer, more) in kinds.items():
+        if not fewer or not more:
+            continue
+        holds = max(map(least, fewer)) < min(map(least, more))
+        solved = any(needed[a] for a in (*fewer, *more))
+        claims.append(Claim(claim, published, shown, holds if solved else None))
     return claims
-
-
-def _rank(known: dict) -> float:
-    return known["derived_length"] if known["solvable"] else float("inf")
 
 
 def _draw(figure: Figure, settings: dict, found: dict) -> None:
