@@ -65,8 +65,13 @@ class ExactNetwork:
         return np.concatenate(found)[:rows]
 
     def sizes(self) -> dict[str, int | float]:
-        """How large the network is; `largest_weight` is the largest absolute value of one."""
-        config, weights = self.model.config, jax.tree.leaves(nnx.state(self.model))
+        """How large the network is.
+
+        `largest_weight` is the largest absolute value of one, but for those of the readout: they
+        are the codes of states and their squares, and the theorems leave them open.
+        """
+        config, weights = self.model.config, nnx.to_flat_state(nnx.state(self.model))
+        arrays = {path: np.asarray(leaf[...]) for path, leaf in weights}
         return {
             "layers": config.num_layers,
             "width": config.embed_dim,
@@ -74,8 +79,10 @@ class ExactNetwork:
             "head_dim": config.head_dim,
             "mlp_width": config.mlp_dim,
             "mlp_layers": config.mlp_layers,
-            "parameters": sum(weight.size for weight in weights),
-            "largest_weight": max(float(np.abs(np.asarray(weight)).max()) for weight in weights),
+            "parameters": sum(array.size for array in arrays.values()),
+            "largest_weight": max(
+                float(np.abs(array).max()) for path, array in arrays.items() if path[0] != "head"
+            ),
         }
 
     @property
