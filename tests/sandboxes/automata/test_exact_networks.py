@@ -62,8 +62,8 @@ LONG = [
     ("prefix", "S5", 64), ("prefix", "A5", 17), ("counter", "C8", 64), ("counter", "C2^2", 40),
     ("memory", "memory4", 64), ("solvable", "Q8", 64), ("solvable", "A4", 40),
     ("solvable", "S4", 20), ("reset", "reset(A4)", 24), ("cascade", "Grid9", 24),
-    ("cascade", "random 3", 24), ("gridworld", "Grid9+", 64), ("gridworld", "Grid4xGrid4", 40), ("dyck", "Dyck(4,2)", 64),
-    ("dyck", "Dyck(2,3)", 9),
+    ("cascade", "random 3", 24), ("gridworld", "Grid9+", 64), ("gridworld", "Grid4xGrid4", 40),
+    ("dyck", "Dyck(4,2)", 64), ("dyck", "Dyck(2,3)", 9),
 ]  # fmt: skip
 
 
