@@ -43,7 +43,7 @@ DEEP = Semiautomaton("deep", np.array([[2, 4, 3, 0, 1], [0, 0, 0, 3, 3], [4, 2, 
 IDLE = Semiautomaton("idle", np.array([[0, 1, 2]]), 1)
 
 SHORT = [  # all strings of this length
-    ("prefix", make("C3"), 5), ("prefix", make("abab"), 7), ("prefix", moved("Grid4", 2), 6),
+    ("prefix", make("C3"), 5), ("prefix", make("abab"), 7), ("prefix", moved("Grid4", 2), 8),
     ("prefix", make("D6"), 1), ("prefix", make("D6"), 2), ("prefix", make("A4"), 3),
     ("prefix", moved("A4", 5), 4),
     ("counter", make("C2"), 7), ("counter", moved("C5", 3), 4), ("counter", make("C2^3"), 3),
