@@ -13,6 +13,7 @@ from icl_jax.config import ConfigError
 from icl_jax.sandboxes.automata import algebra
 from icl_jax.sandboxes.automata.exact.assembly import Draft, Head
 from icl_jax.sandboxes.automata.exact.gadgets import FeedForward, Form, combine, is_value, turned
+from icl_jax.sandboxes.automata.exact.groups import Moves
 from icl_jax.sandboxes.automata.exact.resets import follow
 from icl_jax.sandboxes.automata.semiautomaton import Semiautomaton
 
@@ -42,46 +43,53 @@ def cascade(automaton: Semiautomaton, length: int) -> Draft:
     return draft
 
 
-def _wire(draft: Draft, level: algebra.Level, group, letters, states):
-    """(moves, written, reset) of a level: what its letter is."""
-    first = not states
-    written, resets = draft.channel("written"), draft.channel("reset")
-    if first:
-        mlp, befores = None, []
-    else:
-        mlp, befores = _look_back(draft, states)
-    chosen = collections.defaultdict(list)  # the level's letter -> where it comes
+def _wire(
+    draft: Draft,
+    level: algebra.Level,
+    group: algebra.Group,
+    letters: list[Form],
+    states: list[Form],
+) -> tuple[Moves, Form, Form]:
+    """(moves, written, reset) of a level: what its letter does, from those before it."""
+    mlp, befores = _look_back(draft, states) if states else (None, [])
+    moves, written, resets = collections.defaultdict(list), [], []
     for context, row in zip(level.contexts, level.letter_CS, strict=True):
-        for letter, chosen_letter in enumerate(row):
-            chosen[int(chosen_letter)].append((context, letter))
-    moves, parts = collections.defaultdict(list), []
-    for chosen_letter, places in chosen.items():
-        move = level.automaton.delta_SQ[chosen_letter]
-        if tuple(move) == tuple(range(len(move))):
-            continue
-        where = [_at(mlp, befores, context, letters[letter]) for context, letter in places]
-        if algebra.is_permutation(move):
-            moves[group.numbers[tuple(move.tolist())]] += where
-        else:
-            parts += [(int(move[0]) + 1.0, form) for form in where]
-    here = combine((1.0, form) for _, form in parts)
-    start = level.automaton.start + 1.0
-    pad = draft.channel("pad", pads=1.0)
-    forms = {element: combine((1.0, form) for form in forms) for element, forms in moves.items()}
-    if first:
-        _embed(draft, written, combine(parts) + start * pad)
-        _embed(draft, resets, here + pad)
-        for n, (element, form) in enumerate(list(forms.items())):
-            forms[element] = draft.channel(f"move {n}")
-            _embed(draft, forms[element], form)
-        return forms, written, resets
-    pad = mlp.relu(pad)
-    mlp.overwrite(written, combine(parts) + start * pad)
-    mlp.overwrite(resets, here + pad)
-    for n, (element, form) in enumerate(list(forms.items())):
-        forms[element] = draft.channel(f"move {n}")  # earlier levels left these empty
-        mlp.add(forms[element], form)
-    return forms, written, resets
+        for letter, own_letter in zip(letters, row, strict=True):
+            move = level.automaton.delta_SQ[own_letter]
+            element = group.numbers.get(tuple(move.tolist()))
+            if element == 0:
+                continue  # the identity
+            here = letter
+            if mlp is not None:
+                known = [before[q] for before, q in zip(befores, context, strict=True)]
+                here = mlp.both([*known, letter])
+            if element is not None:
+                moves[element].append((1.0, here))
+            else:
+                written.append((move[0] + 1.0, here))
+                resets.append((1.0, here))
+    pad = draft.channel("pad", pads=1.0)  # the first reset, to the start
+    pad = pad if mlp is None else mlp.relu(pad)
+    written.append((level.automaton.start + 1.0, pad))
+    resets.append((1.0, pad))
+
+    named = {
+        element: _write(draft, mlp, f"move {n}", parts)
+        for n, (element, parts) in enumerate(moves.items())
+    }
+    return named, _write(draft, mlp, "written", written), _write(draft, mlp, "reset", resets)
+
+
+def _write(draft: Draft, mlp: FeedForward | None, name: str, parts: list) -> Form:
+    """A channel of the next level; of the first level, it comes with the embeddings."""
+    channel, form = draft.channel(name), combine(parts)
+    if mlp is None:
+        _embed(draft, channel, form)
+    elif name.startswith("move"):
+        mlp.add(channel, form)  # earlier levels left these empty
+    else:
+        mlp.overwrite(channel, form)
+    return channel
 
 
 def _look_back(draft: Draft, states: list[Form]) -> tuple[FeedForward, list]:
@@ -106,12 +114,6 @@ def _look_back(draft: Draft, states: list[Form]) -> tuple[FeedForward, list]:
     for before in befores:
         layer.mlp.overwrite(before, 0.0)
     return layer.mlp, conditions
-
-
-def _at(mlp: FeedForward | None, befores: list, context: tuple[int, ...], letter: Form) -> Form:
-    if mlp is None:
-        return letter
-    return mlp.both([*(before[q] for before, q in zip(befores, context, strict=True)), letter])
 
 
 def _embed(draft: Draft, channel: Form, form: Form) -> None:

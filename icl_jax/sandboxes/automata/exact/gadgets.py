@@ -84,11 +84,9 @@ class FeedForward:
     def lift(self, form: Form, level: int) -> Form:
         """The same form of units of one level; what is carried there must not be negative."""
         while any(_level(key) < level for key in form.terms):
-            form = combine(
-                (value, self.relu(Form({key: 1.0})) if _level(key) < level else Form({key: 1.0}))
-                for key, value in (*form.terms.items(), (None, form.constant))
-                if key is not None
-            ) + Form(constant=form.constant)
+            parts = [(value, Form({key: 1.0})) for key, value in form.terms.items()]
+            carried = [(v, self.relu(x) if x.level < level else x) for v, x in parts]
+            form = combine([*carried, (1.0, form.constant)])
         return form
 
     def add(self, channel: Form, form: Form) -> None:

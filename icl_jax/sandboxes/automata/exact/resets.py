@@ -106,14 +106,7 @@ def follow(
         mlp = layer.mlp
         states = {q: mlp.staircase(copied, is_value(q, count), low=1) for q in range(count)}
     else:
-        # At a reset to q: the point that the product so far takes to q.
-        origin, product = draft.channel("origin"), draft.channel("product")
-        for element, conditions in products.items():
-            mlp.add(product, element * mlp.both(conditions))
-            for q in range(count):
-                here = mlp.interpolate(written, is_value(q + 1, count + 1))
-                before = int(np.flatnonzero(group.maps_EQ[element] == q)[0])
-                mlp.add(origin, before * mlp.both([*conditions, here]))
+        origin, product = _origins(draft, group, mlp, products, written)
         layer = draft.layer()
         look_up(draft, layer, resets, [(origin, copied, 1.0)], count)
         mlp = layer.mlp
@@ -122,6 +115,19 @@ def follow(
         mlp.overwrite(product, 0.0)
     mlp.overwrite(copied, 0.0)
     return mlp, states
+
+
+def _origins(draft: Draft, group: algebra.Group, mlp: FeedForward, products: dict, written: Form):
+    """Channels of the point that g_t ... g_1 takes to where a reset goes, and of g_t ... g_1."""
+    origin, product = draft.channel("origin"), draft.channel("product")
+    count = group.maps_EQ.shape[1]
+    for element, conditions in products.items():
+        mlp.add(product, element * mlp.both(conditions))
+        for q in range(count):
+            here = mlp.interpolate(written, is_value(q + 1, count + 1))
+            before = int(np.flatnonzero(group.maps_EQ[element] == q)[0])
+            mlp.add(origin, before * mlp.both([*conditions, here]))
+    return origin, product
 
 
 def look_up(draft: Draft, layer, resets: Form, reads: list, spread: int) -> None:
