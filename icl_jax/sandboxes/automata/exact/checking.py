@@ -18,7 +18,6 @@ from icl_jax.sandboxes.automata.semiautomaton import Semiautomaton
 
 MOST_STRINGS = 8**7  # of the longest length of which all strings are tried
 MOST_ROWS = 4096  # prefixes that grow by a letter at once
-LARGE = 1_000_000  # parameters from which `check` tries fewer random rows
 LONG = 100  # T of the experiments; prefix networks are checked there too
 
 
@@ -41,8 +40,7 @@ def plan() -> list[tuple[str, str]]:
 def check(automaton_name: str, construction: str, length: int = 64) -> dict:
     """Builds a network and counts its wrong states."""
     network = exact_network(find(automaton_name), length, construction)
-    rows = 1000 if network.sizes()["parameters"] < LARGE else 200
-    result = count_wrong(network, random_rows=rows, random_length=length)
+    result = count_wrong(network, random_length=length)
     if construction == "prefix":  # a length that is no power of 2
         longer = exact_network(network.automaton, LONG, construction)
         letters_BT = random_letters(network.automaton, 100, LONG, seed=1)

@@ -10,8 +10,8 @@ from icl_jax.sandboxes.points import Point
 from icl_jax.sandboxes.report import Claim, Finding, make_table
 
 LENGTH = 64
-SECONDS = 6.0  # of one network, mostly to compile it
-STRINGS_A_SECOND = 2e5
+SECONDS = 2.5  # of one network, mostly to compile it
+STRINGS_A_SECOND = 4e5
 # What sizes call a quantity, what bounds call it, and what the table calls it.
 SIZES = {
     "layers": ("depth", "layers"),
