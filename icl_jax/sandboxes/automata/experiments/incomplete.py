@@ -24,7 +24,7 @@ from icl_jax.sandboxes.report import (
 
 SETTINGS = {
     "mini": {
-        "hard": "D6", "easy": "C2", "length": 12, "layers": 2, "steps": 3000,
+        "hard": "D6", "easy": "C2", "length": 10, "layers": 2, "steps": 2000,
         "revealed": (1.0, 0.3, 0.1, 0.03),
     },
     "paper": {

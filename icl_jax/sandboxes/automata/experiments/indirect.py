@@ -26,7 +26,7 @@ from icl_jax.sandboxes.report import (
 SETTINGS = {
     "mini": {
         "tasks": ("C4 zero", "D8 place", "Grid9 boundary", "abab 1", "abab 2"),
-        "length": 16, "layers": 2, "steps": 3000, "solved": 0.99,
+        "length": 12, "layers": 2, "steps": 2500, "solved": 0.99,
     },
     "paper": {
         "tasks": (

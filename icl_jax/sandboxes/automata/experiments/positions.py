@@ -30,7 +30,7 @@ from icl_jax.sandboxes.report import (
 )
 
 SETTINGS = {
-    "mini": {"length": 20, "layers": 2, "steps": 3000, "looked": {"length": 20, "layers": 2}},
+    "mini": {"length": 20, "layers": 2, "steps": 2000, "looked": {"length": 20, "layers": 2}},
     "paper": {
         "length": 40, "layers": 8, "steps": 100_000, "looked": {"length": 128, "layers": 4},
     },

@@ -21,7 +21,7 @@ GPT = {
 LSTM = {
     "mini": {
         "network": "lstm", "layers": 1, "width": 64, "hidden": 128, "batch": 64,
-        "learning_rate": 3e-3, "weight_decay": 1e-9, "steps": 1500, "seeds": 5,
+        "learning_rate": 3e-3, "weight_decay": 1e-9, "steps": 1200, "seeds": 5,
     },
     "paper": {
         "network": "lstm", "layers": 1, "width": 64, "hidden": 128, "batch": 64,
@@ -33,8 +33,8 @@ SCRATCHPAD = {
     | {"form": "scratchpad", "width": 32, "hidden": 32, "learning_rate": 3e-3, "steps": 1500},
     "paper": GPT["paper"] | {"form": "scratchpad", "steps": 40_000},
 }
-CORE = 6e10  # operations a second of one core, for guesses of time
-START = 12.0  # seconds to compile a training and its tests
+CORE = 4.5e10  # operations a second of one core, for guesses of time
+START = 20.0  # seconds to compile a training and its tests
 
 
 def trained_point(name: str, work: Callable[..., dict] = train, **fields) -> Point:

@@ -26,8 +26,8 @@ from icl_jax.sandboxes.report import (
 
 SETTINGS = {
     "mini": {
-        "length": 12, "layers": 2, "shift": 48, "ones": (0.1, 0.3, 0.5, 0.7, 0.9),
-        "lengths": (6, 12, 18, 24, 36, 48), "steps": 6000,
+        "length": 10, "layers": 2, "shift": 40, "ones": (0.1, 0.3, 0.5, 0.7, 0.9),
+        "lengths": (5, 10, 15, 20, 30, 40), "steps": 4000,
     },
     "paper": {
         "length": 40, "layers": 8, "shift": 400,
