@@ -19,6 +19,7 @@ from icl_jax.sandboxes.automata.semiautomaton import Semiautomaton
 MOST_STRINGS = 8**7  # of the longest length of which all strings are tried
 MOST_ROWS = 4096  # prefixes that grow by a letter at once
 LONG = 100  # T of the experiments; prefix networks are checked there too
+RANDOM_ROWS = 1000
 
 
 def plan() -> list[tuple[str, str]]:
@@ -43,7 +44,7 @@ def check(automaton_name: str, construction: str, length: int = 64) -> dict:
     result = count_wrong(network, random_length=length)
     if construction == "prefix":  # a length that is no power of 2
         longer = exact_network(network.automaton, LONG, construction)
-        letters_BT = random_letters(network.automaton, 100, LONG, seed=1)
+        letters_BT = random_letters(network.automaton, RANDOM_ROWS, LONG, seed=1)
         result["wrong_states"] += _wrong(longer, letters_BT)
     return result
 
@@ -75,7 +76,7 @@ def random_solvable(seed: int) -> Semiautomaton:
 def count_wrong(
     network: ExactNetwork,
     all_to: int = 7,
-    random_rows: int = 1000,
+    random_rows: int = RANDOM_ROWS,
     random_length: int = 64,
     seed: int = 0,
 ) -> dict:

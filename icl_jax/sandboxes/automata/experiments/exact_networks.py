@@ -4,7 +4,7 @@ from collections.abc import Sequence
 import math
 from pathlib import Path
 
-from icl_jax.sandboxes.automata.exact.checking import check, find, plan
+from icl_jax.sandboxes.automata.exact.checking import LONG, check, find, plan
 from icl_jax.sandboxes.experiment import Experiment, Results
 from icl_jax.sandboxes.points import Point
 from icl_jax.sandboxes.report import Claim, Finding, make_table
@@ -61,8 +61,9 @@ def report(scale: str, results: Results) -> Finding:
     text = (
         "Ordinary networks of `icl_jax.models` in float64, with weights that are computed and not "
         "trained. Each is compared with its automaton after every letter: on all strings up to a "
-        f"length, and on {max(rounds):,} random rows of T = {LENGTH} (prefix: also 100 rows of T = "
-        "100). In brackets: what the theorem or lemma allows; `-` where it names no number.\n\n"
+        f"length, and on {max(rounds):,} random rows of T = {LENGTH} (prefix: as many "
+        f"of T = {LONG}). In brackets: what the theorem or lemma allows; `-` where it names no "
+        "number.\n\n"
         f"{make_table(rows)}\n\n{_formulas(networks)}"
     )
     numbers = {"wrong_states": wrong, "networks": networks}
