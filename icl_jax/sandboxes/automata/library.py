@@ -32,19 +32,28 @@ def names() -> list[str]:
 
 def make(name: str) -> Semiautomaton:
     """The automaton of a name: of `names()`, or of the same form with other numbers."""
-    compact = re.sub(r"[\s_{}]", "", name)
+    if not isinstance(name, str):
+        raise ConfigError(f"expected the name of an automaton, as 'D6', got {name!r}")
+    compact = re.sub(r"[\s_{}]", "", name).lower()
     factors = _factors(compact)
     if len(factors) > 1 and all(factors) and not re.fullmatch(PLANE, compact):
         return functools.reduce(product, map(make, factors))
     for pattern, build in FORMS.items():
         if found := re.fullmatch(pattern, compact):
             return build(*(int(n) if n and n.isdigit() else n for n in found.groups()))
-    close = difflib.get_close_matches(compact, names(), 3, 0.3)
-    forms = "Cn, Cn^k, Dn, Q8, An, Sn, Dyck(n,k), Gridn, Gridn+, memorym, flipflop, abab, AxB, "
+    known = {known.lower(): known for known in names()}
+    close = [known[n] for n in difflib.get_close_matches(compact, known, 3, 0.5)]
+    suggestion = f"closest: {', '.join(close)}" if close else f"expected {', '.join(names())}"
     raise ConfigError(
-        f"there is no automaton '{name}'; closest: {', '.join(close) or ', '.join(names())}. "
-        f"Names have the forms {forms}reset(A)"
+        f"there is no automaton '{name}'; {suggestion}, or another of the forms Cn, Cn^k, Dn, Q8, "
+        "An, Sn, Dyck(n,k), Gridn, Gridn+, GridnxGridk, memoryn, flipflop, abab, AxB and reset(A), "
+        "with numbers n and k and names A and B"
     )
+
+
+def as_automaton(given: Semiautomaton | str) -> Semiautomaton:
+    """An automaton, or the one of a name."""
+    return given if isinstance(given, Semiautomaton) else make(given)
 
 
 def _factors(name: str) -> list[str]:
@@ -357,16 +366,16 @@ def _check_size(name: str, what: str, value: int, least: int, most: int) -> None
         raise ConfigError(f"{name}: {what} must be from {least} to {most}, got {value}")
 
 
-PLANE = r"[Gg]rid(\d+)x[Gg]rid(\d+)"  # not the product of two grids: a step moves in one of them
+PLANE = r"grid(\d+)xgrid(\d+)"  # not the product of two grids: a step moves in one of them
 FORMS: dict[str, Callable[..., Semiautomaton]] = {
-    r"C(\d+)": cyclic,
-    r"C(\d+)\^(\d+)": cyclic_power,
-    r"D(\d+)": dihedral,
-    r"Q8": quaternion,
-    r"S(\d+)": symmetric,
-    r"A(\d+)": alternating,
-    r"[Dd]yck\(?(\d+),(\d+)\)?": dyck,
-    r"[Gg]rid(\d+)(\+)?": lambda n, no_op=None: grid(n, no_op),
+    r"c(\d+)": cyclic,
+    r"c(\d+)\^(\d+)": cyclic_power,
+    r"d(\d+)": dihedral,
+    r"q8": quaternion,
+    r"s(\d+)": symmetric,
+    r"a(\d+)": alternating,
+    r"dyck\(?(\d+),(\d+)\)?": dyck,
+    r"grid(\d+)(\+)?": lambda n, no_op=None: grid(n, no_op),
     PLANE: plane,
     r"memory(\d+)": memory,
     r"flip-?flop": lambda: memory(2, "flipflop"),

@@ -48,10 +48,10 @@ def rows(
 
     Without a count there is no end. Weights are those of the letters, uniform unless given.
     """
-    if isinstance(automaton, str):
-        automaton = library.make(automaton)
-    if length < 1 or (count is not None and count < 1):
-        raise ConfigError(f"expected a length and a count of at least 1, got {length} and {count}")
+    automaton = library.as_automaton(automaton)
+    for what, value in {"length": length, "count": 1 if count is None else count}.items():
+        if not isinstance(value, int | np.integer) or value < 1:
+            raise ConfigError(f"{what} must be a whole number, at least 1, got {value!r}")
     automaton.sample(jax.random.key(0), 1, 1, weights)  # stops here on wrong weights
     return itertools.islice(_endless(automaton, length, seed, weights), count)
 
@@ -151,9 +151,15 @@ def _permutation_reset(
     states = _all_permutations(f"reset(S{n})", n)
     number = {state: place for place, state in enumerate(states)}
     resets = [[place] * len(states) for place in range(len(states))]
-    moves = [[int(point) for point in generator] for generator in generators]
+    try:
+        moves = [[int(point) for point in generator] for generator in generators]
+    except (TypeError, ValueError):
+        moves = []
     if not moves or any(tuple(move) not in number for move in moves):
-        raise ConfigError(f"generators must permute 0 to {n - 1}, got {generators}")
+        raise ConfigError(
+            f"generators must be a list of permutations of 0 to {n - 1}, each as "
+            f"'{''.join(map(str, range(n)))}', got {generators!r}"
+        )
     turns = [[number[tuple(move[x] for x in state)] for state in states] for move in moves]
     return Semiautomaton(f"reset(S{n})", np.array(resets + turns)), {}
 

@@ -255,6 +255,8 @@ def test_a_product_moves_both_and_each_may_stay():
     both = product(first, second)
     assert both.num_letters == 3 * 4  # left, right, stay; the 0 of C4 is its stay
     assert both.name == "Grid3xC4" and both.start == 0
+    assert both.letters[0] == "-,-" and (both.delta_SQ[0] == np.arange(12)).all()
+    assert [*both.letters][:4] == ["-,-", "-,1", "-,2", "-,3"]
     for letters, states in walk(both):
         q, p = first.start, second.start
         for letter, state in zip(letters, states, strict=True):
@@ -340,7 +342,9 @@ def test_what_is_seen_does_not_tell_how_it_goes_on(name):
     [
         ("Dyck_{4,2}", "Dyck(4,2)"), ("dyck4,2", "Dyck(4,2)"), ("grid_9", "Grid9"),
         ("(abab)*", "abab"), ("flip-flop", "flipflop"), ("C_2^3", "C2^3"), (" D 6 ", "D6"),
-        ("memory2", "flipflop"), ("C2xC3xC2", "C2x(C3xC2)"), ("C2 x C3", "C2xC3"),
+        ("memory2", "flipflop"), ("d6", "D6"), ("GRID9+", "Grid9+")',
+        ("Reset(c2XC3)", "reset(C2xC3)"),
+        ("C2xC3xC2", "C2x(C3xC2)"), ("C2 x C3", "C2xC3"),
     ],
 )  # fmt: skip
 def test_a_name_is_read_in_every_spelling(name, other):
@@ -365,6 +369,11 @@ def test_products_of_names_with_parentheses_are_read():
     [
         ("D66x", "there is no automaton 'D66x'; closest: D6"),
         ("Q9", "closest: Q8"),
+        (
+            "xyz",
+            r"'xyz'; expected Dyck\(4,2\), Grid4, .*, or another of the forms Cn, ",
+        ),
+        (6, "the name of an automaton, as 'D6', got 6"),
         ("dick(4,2)", r"closest: Dyck\(4,2\)"),
         ("C2xfoo", "there is no automaton 'foo'"),
         ("reset(C2", r"closest: reset\(D6\)"),
