@@ -31,7 +31,7 @@ def main(given: flags.FlagValues) -> None:
     """Runs what is missing, writes the report and prints the claims."""
     if not given.only:
         stop(f"expected --only={','.join(NAMES)} or some of them")
-    # A wrong flag is reported without waiting for JAX.
+    # A wrong flag is reported without waiting for what trains and draws.
     from icl_jax.sandboxes.automata.experiments import EXPERIMENTS, TITLE
     from icl_jax.sandboxes.experiment import list_points, run_experiments
 

@@ -1,5 +1,7 @@
 """The check of exact networks: it tries every string once, and finds what is wrong."""
 
+import dataclasses
+import itertools
 import pickle
 
 import numpy as np
@@ -29,22 +31,44 @@ def test_only_legal_strings_are_tried(monkeypatch):
     assert result["wrong_states"] == 0
 
 
-def test_wrong_states_are_counted(monkeypatch):
-    right = exact_network
-    wrong = make("D6")
-    other = wrong.delta_SQ.copy()
-    other[0, [0, 2]] = other[0, [2, 0]]
+def follows_another(monkeypatch, at=lambda length: True):
+    """Networks that follow D6 are compared with an automaton that moves otherwise in two states."""
+    right, delta = exact_network, make("D6").delta_SQ.copy()
+    delta[0, [0, 2]] = delta[0, [2, 0]]
+    other = dataclasses.replace(make("D6"), delta_SQ=delta)
 
-    def build(automaton, *rest):
-        network = right(automaton, *rest)
-        # The network follows D6, the automaton it is compared with moves otherwise in two states.
-        object.__setattr__(automaton, "delta_SQ", other)
-        return network
+    def build(automaton, length, *rest):
+        network = right("D6", length, *rest)
+        return dataclasses.replace(network, automaton=other) if at(length) else network
 
     monkeypatch.setattr(checking, "exact_network", build)
-    network = right(make("D6"), 5, "solvable")
-    result = count_wrong(network, all_to=4, random_rows=8, random_length=5)
-    assert 0 < result["wrong_states"] < sum(n * 2**n for n in range(1, 5)) + 40
+
+    def differ(letters_BT):
+        return make("D6").run(letters_BT) != other.run(letters_BT)
+
+    return build, differ
+
+
+@pytest.mark.parametrize("most_rows", [4, 4096], ids=["branching", "at once"])
+def test_wrong_states_are_counted(most_rows, monkeypatch):
+    monkeypatch.setattr(checking, "MOST_ROWS", most_rows)
+    build, differ = follows_another(monkeypatch)
+    result = count_wrong(build(None, 5, "solvable"), all_to=4, random_rows=8, random_length=5)
+    wrong = sum(  # every string counts once, by the state after its last letter
+        differ(np.array(list(itertools.product((0, 1), repeat=n))))[:, -1].sum()
+        for n in range(1, 5)
+    )
+    in_rows = differ(random_letters(make("D6"), 8, 5, seed=0)).sum()
+    assert wrong and in_rows
+    assert result["wrong_states"] == wrong + in_rows
+
+
+def test_prefix_networks_are_checked_at_a_longer_length_too(monkeypatch):
+    monkeypatch.setattr(checking, "LONG", 11)
+    assert check("D6", "prefix", length=8)["wrong_states"] == 0
+    _, differ = follows_another(monkeypatch, at=lambda length: length == 11)
+    wrong = check("D6", "prefix", length=8)["wrong_states"]
+    assert wrong == differ(random_letters(make("D6"), 1000, 11, seed=1)).sum() > 0
 
 
 def test_more_strings_than_8_to_the_7_shorten_the_exhaustive_part(monkeypatch):

@@ -1,5 +1,7 @@
 """What exact networks refuse, with the reason and the way out; and how far float32 goes."""
 
+import dataclasses
+
 import numpy as np
 import pytest
 
@@ -33,6 +35,19 @@ def test_a_non_solvable_group_is_sent_to_the_prefix_construction(construction):
         exact_network(make("A5"), 64, construction)
 
 
+def test_a_row_of_one_letter_takes_one_prefix_layer():
+    with pytest.raises(ConfigError, match=r"'prefix', ceil\(log2 T\) = 1 layers"):
+        exact_network("A5", 1, "solvable")
+    assert exact_network("A5", 1).sizes()["layers"] == 1
+
+
+def test_a_counter_of_a_non_solvable_group_is_sent_to_the_prefix_construction():
+    with pytest.raises(ConfigError, match=r"non-solvable group of 60 elements.*'prefix'"):
+        exact_network("A5", 8, "counter")
+    with pytest.raises(ConfigError, match="expected construction='solvable', 2 layers"):
+        exact_network("D6", 8, "counter")
+
+
 def test_five_states_can_be_non_solvable_in_a_part_that_letters_do_not_permute():
     a5 = make("A5").point_delta_SP
     collapse = np.array([[0, 0, 1, 2, 3]])
@@ -56,11 +71,46 @@ def test_a_level_that_is_not_solvable_by_the_decomposition_alone_is_told_apart()
         ("Grid4", "memory", "keep the state or set it"), ("Grid4", "reset", "take all of them"),
         ("abab", "gridworld", "is no grid"), ("Grid4", "dyck", "as the library makes it"),
         ("C2^8", "prefix", "expected at most 64 points"), ("flipflop", "solvable", "permute"),
+        ("D6x", None, "there is no automaton"), (6, None, "the name of an automaton"),
     ],
 )  # fmt: skip
 def test_an_automaton_that_does_not_fit_is_refused(name, construction, message):
     with pytest.raises(ConfigError, match=message):
-        exact_network(make(name), 8, construction)
+        exact_network(name, 8, construction)
+
+
+def test_a_grid_that_starts_inside_is_refused_by_the_construction_for_grids():
+    inside = dataclasses.replace(make("Grid4"), start=2)
+    with pytest.raises(ConfigError, match="starts at the lower ends, state 0, got state 2"):
+        exact_network(inside, 8, "gridworld")
+
+
+def test_brackets_of_other_rules_than_the_librarys_are_refused():
+    every = dataclasses.replace(make("Dyck(2,2)"), legal_QS=np.ones((7, 4), bool))
+    with pytest.raises(ConfigError, match="as the library makes it"):
+        exact_network(every, 8, "dyck")
+
+
+@pytest.mark.parametrize("length", [0, 8.0, "8"])
+def test_a_length_that_is_no_number_of_letters_is_refused(length):
+    with pytest.raises(ConfigError, match="length must be a whole number of letters, at least 1"):
+        exact_network("C3", length)
+
+
+def test_networks_with_too_many_weights_are_refused_before_they_are_made(monkeypatch):
+    monkeypatch.setattr("icl_jax.sandboxes.automata.exact.network.MOST_WEIGHTS", 5000)
+    with pytest.raises(ConfigError, match=r"85 wide, 18,\d+ weights; expected at most 5,000"):
+        exact_network("D6", 20, "solvable")
+    assert exact_network("C3", 20).construction == "counter"
+
+
+def test_where_nothing_applies_every_reason_has_a_line():
+    moves = np.tile(np.arange(65), (4, 1))
+    moves[:3, :5] = make("A5").point_delta_SP
+    moves[3, 1] = 0
+    with pytest.raises(ConfigError, match="no construction applies to large at T = 4") as caught:
+        exact_network(Semiautomaton("large", moves), 4)
+    assert len(str(caught.value).splitlines()) == 1 + len(CONSTRUCTIONS)
 
 
 def test_rows_that_the_network_was_not_built_for_are_refused():

@@ -14,6 +14,7 @@ from icl_jax.sandboxes.automata import algebra
 from icl_jax.sandboxes.automata.exact.assembly import Draft, Head
 from icl_jax.sandboxes.automata.exact.gadgets import FeedForward, Form, combine, is_value, turned
 from icl_jax.sandboxes.automata.exact.groups import Moves
+from icl_jax.sandboxes.automata.exact.prefix import count_layers
 from icl_jax.sandboxes.automata.exact.resets import follow
 from icl_jax.sandboxes.automata.semiautomaton import Semiautomaton
 
@@ -141,8 +142,7 @@ def _join(draft: Draft, mlp: FeedForward, found: algebra.Cascade, states, here) 
 def _refuse_level(automaton: Semiautomaton, number: int, group: algebra.Group, length: int) -> None:
     if group.solvable:
         return
-    layers = math.ceil(math.log2(length))
-    way_out = f"use construction='prefix', ceil(log2 T) = {layers} layers"
+    way_out = f"use construction='prefix', ceil(log2 T) = {count_layers(length)} layers"
     if (order := unsolvable_subgroup(automaton)) is not None:
         raise ConfigError(
             f"{automaton.name}: its letters generate a non-solvable group of {order} elements; no "
@@ -162,6 +162,8 @@ def unsolvable_subgroup(automaton: Semiautomaton) -> int | None:
 
     Its groups are what maps do to the image of an idempotent one that they permute.
     """
+    if not (group := algebra.group(automaton)).solvable:
+        return group.order
     maps = np.array(algebra.semigroup(automaton))
     idempotent = (np.take_along_axis(maps, maps, axis=1) == maps).all(axis=1)
     for image in {tuple(sorted(set(move))) for move in maps[idempotent].tolist()}:

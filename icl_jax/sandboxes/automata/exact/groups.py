@@ -15,6 +15,7 @@ from icl_jax.config import ConfigError
 from icl_jax.sandboxes.automata import algebra
 from icl_jax.sandboxes.automata.exact.assembly import Draft
 from icl_jax.sandboxes.automata.exact.gadgets import FeedForward, Form, combine, is_value
+from icl_jax.sandboxes.automata.exact.prefix import count_layers
 from icl_jax.sandboxes.automata.semiautomaton import Semiautomaton
 
 Moves = dict[int, Form]  # element -> 1 where it comes; nothing for the identity
@@ -22,7 +23,7 @@ Moves = dict[int, Form]  # element -> 1 where it comes; nothing for the identity
 
 def counter(automaton: Semiautomaton, length: int) -> Draft:
     """Addition modulo n, or several side by side: one layer that sums, and a table."""
-    group = _group(automaton, "counter")
+    group = _group(automaton, "counter", length)
     if group.derived_length != 1:
         raise ConfigError(
             f"{automaton.name}: a counter needs an abelian group of letters; expected "
@@ -57,8 +58,7 @@ def counter(automaton: Semiautomaton, length: int) -> Draft:
 
 def solvable(automaton: Semiautomaton, length: int) -> Draft:
     """A solvable group: as many layers as its derived series has steps."""
-    group = _group(automaton, "solvable")
-    refuse_unsolvable(automaton.name, group, length)
+    group = _group(automaton, "solvable", length)
     draft = Draft(automaton, length)
     one = draft.channel("one", letters=1.0, pads=1.0)
     mlp, products = group_layers(draft, group, letter_moves(draft, group, automaton))
@@ -237,13 +237,15 @@ def _products(group, mlp, quotient, copies, residues) -> dict[int, list[Form]]:
     return found
 
 
-def _group(automaton: Semiautomaton, construction: str) -> algebra.Group:
+def _group(automaton: Semiautomaton, construction: str, length: int) -> algebra.Group:
     if not algebra.is_group(automaton):
         raise ConfigError(
             f"{automaton.name}: construction='{construction}' needs letters that permute the "
             "states; use 'reset', 'cascade' or 'prefix'"
         )
-    return algebra.group(automaton)
+    group = algebra.group(automaton)
+    refuse_unsolvable(automaton.name, group, length)
+    return group
 
 
 def refuse_unsolvable(name: str, group: algebra.Group, length: int) -> None:
@@ -253,7 +255,7 @@ def refuse_unsolvable(name: str, group: algebra.Group, length: int) -> None:
             f"{name}: its letters generate a non-solvable group of {group.order} elements, whose "
             f"derived series stops at {len(group.derived_series[-1])}; no depth that is constant "
             "in T can follow it with polynomial width and O(log T) bits, unless TC0 = NC1 (theorem "
-            f"13); use construction='prefix', ceil(log2 T) = {math.ceil(math.log2(length))} layers"
+            f"13); use construction='prefix', ceil(log2 T) = {count_layers(length)} layers"
         )
 
 

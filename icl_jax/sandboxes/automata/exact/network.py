@@ -1,12 +1,11 @@
 """Exact networks by name: which constructions there are, and the shallowest that applies.
 
-`exact_network(make("D6"), 64).states(letters_BT)` follows the automaton without an error.
+`exact_network("D6", 64).states(letters_BT)` follows the automaton without an error.
 """
 
 from collections.abc import Callable
 import dataclasses
 import difflib
-import math
 
 from flax import nnx
 import jax
@@ -14,13 +13,14 @@ import numpy as np
 
 from icl_jax.config import ConfigError
 from icl_jax.models.gpt import GPT
-from icl_jax.sandboxes.automata.exact.assembly import Draft, assemble
+from icl_jax.sandboxes.automata.exact.assembly import Draft, assemble, configure
 from icl_jax.sandboxes.automata.exact.cascades import cascade
 from icl_jax.sandboxes.automata.exact.dyck import dyck
 from icl_jax.sandboxes.automata.exact.gridworld import gridworld
 from icl_jax.sandboxes.automata.exact.groups import counter, solvable
-from icl_jax.sandboxes.automata.exact.prefix import prefix
+from icl_jax.sandboxes.automata.exact.prefix import count_layers, prefix
 from icl_jax.sandboxes.automata.exact.resets import memory, reset
+from icl_jax.sandboxes.automata.library import as_automaton
 from icl_jax.sandboxes.automata.semiautomaton import Semiautomaton
 
 # Of two constructions with as many layers, the first is taken.
@@ -36,6 +36,7 @@ CONSTRUCTIONS: dict[str, Callable[[Semiautomaton, int], Draft]] = {
 }
 DTYPES = ("float64", "float32")
 BATCH = 256  # rows that run at once
+MOST_WEIGHTS = 500_000_000  # of feed-forward layers: 4 GB in float64
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -101,16 +102,18 @@ class ExactNetwork:
 
 
 def exact_network(
-    automaton: Semiautomaton,
+    automaton: Semiautomaton | str,
     length: int,
     construction: str | None = None,
     dtype: str = "float64",
 ) -> ExactNetwork:
     """The network of a construction; by default, of the shallowest that applies."""
+    automaton = as_automaton(automaton)
     if dtype not in DTYPES:
         raise ConfigError(f"dtype must be one of {', '.join(DTYPES)}, got '{dtype}'")
-    if length < 1:
-        raise ConfigError(f"length must be at least 1 letter, got {length}")
+    if not isinstance(length, int | np.integer) or length < 1:
+        raise ConfigError(f"length must be a whole number of letters, at least 1, got {length!r}")
+    length = int(length)
     if construction is None:
         construction, draft = _shallowest(automaton, length, dtype)
     else:
@@ -147,6 +150,7 @@ def _draft(automaton: Semiautomaton, length: int, construction: str, dtype: str)
             f"{', '.join(close) or ', '.join(CONSTRUCTIONS)}"
         )
     draft = CONSTRUCTIONS[construction](automaton, length)
+    _refuse_large(draft, construction, dtype)
     if not draft.holds(dtype):
         most = greatest_length(automaton, construction, dtype, below=length)
         margin = min(draft.all_margins(), key=lambda m: m.allowed / max(m.magnitude, 1e-300))
@@ -160,9 +164,21 @@ def _draft(automaton: Semiautomaton, length: int, construction: str, dtype: str)
     return draft
 
 
+def _refuse_large(draft: Draft, construction: str, dtype: str) -> None:
+    config = configure(draft, dtype)
+    between = (config.mlp_layers - 1) * config.mlp_dim**2
+    weights = config.num_layers * (between + 2 * config.embed_dim * config.mlp_dim)
+    if weights > MOST_WEIGHTS:
+        raise ConfigError(
+            f"{draft.automaton.name}: at T = {draft.length}, construction='{construction}' has "
+            f"feed-forward layers {config.mlp_dim:,} wide, {weights:,} weights; expected at most "
+            f"{MOST_WEIGHTS:,}: choose a smaller automaton, shorter rows or another construction"
+        )
+
+
 def _shallowest(automaton: Semiautomaton, length: int, dtype: str) -> tuple[str, Draft]:
     best, refused = None, []
-    least = {"dyck": 2, "gridworld": 2, "cascade": 3, "prefix": math.ceil(math.log2(length))}
+    least = {"dyck": 2, "gridworld": 2, "cascade": 3, "prefix": count_layers(length)}
     for name in CONSTRUCTIONS:
         # A cascade of one level is a permutation-reset automaton, which comes before it.
         if best is not None and least.get(name, 1) >= len(best[1].layers):
@@ -170,12 +186,13 @@ def _shallowest(automaton: Semiautomaton, length: int, dtype: str) -> tuple[str,
         try:
             draft = _draft(automaton, length, name, dtype)
         except ConfigError as error:
-            refused.append(f"{name}: {error}")
+            refused.append(f"- {name}: {error}")
             continue
         if best is None or len(draft.layers) < len(best[1].layers):
             best = name, draft
     if best is None:
         raise ConfigError(
-            f"no construction applies to {automaton.name} at T = {length}. " + ". ".join(refused)
+            f"no construction applies to {automaton.name} at T = {length} in {dtype}:\n"
+            + "\n".join(refused)
         )
     return best

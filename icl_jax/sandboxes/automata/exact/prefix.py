@@ -18,8 +18,6 @@ MOST_POINTS = 64  # the middle of the feed-forward layer has 2 points^2 x 2 poin
 
 def prefix(automaton: Semiautomaton, length: int) -> Draft:
     """Right channels hold the map of the last 2^l letters, left ones that of those before them."""
-    if length < 1:
-        raise ConfigError(f"expected a length of at least 1 letter, got {length}")
     delta_SP, image_QP = automaton.point_delta_SP, automaton.image_QP
     pointwise = delta_SP is not None
     delta_SP = automaton.delta_SQ if delta_SP is None else delta_SP
@@ -30,7 +28,7 @@ def prefix(automaton: Semiautomaton, length: int) -> Draft:
             f"{2 * points**2} x {2 * points**2} weights; expected at most {MOST_POINTS} points: "
             "choose a smaller automaton, or another construction"
         )
-    reach = 1 << max(1, math.ceil(math.log2(length)))  # a power of 2, at least 2
+    reach = 1 << count_layers(length)
     draft = Draft(automaton, length, [0] * reach)
     # Pads go to the start, or are the identity where the whole map is wanted.
     pad_P = np.arange(points) if pointwise else np.full(points, automaton.start)
@@ -53,6 +51,11 @@ def prefix(automaton: Semiautomaton, length: int) -> Draft:
         draft.read([right[automaton.start]], left[0], codes)
     draft.bounds = _bounds(points, reach)
     return draft
+
+
+def count_layers(length: int) -> int:
+    """ceil(log2 T), but at least one."""
+    return max(1, (length - 1).bit_length())
 
 
 def _compose(draft: Draft, left: list[Form], right: list[Form], place, back: int) -> None:
