@@ -1,3 +1,5 @@
+import dataclasses
+
 from flax import nnx
 import jax
 import jax.numpy as jnp
@@ -66,6 +68,46 @@ def test_seeds_trained_at_once_are_as_trained_one_by_one(ema_decay):
         for a, b in zip(jax.tree.leaves(ours), jax.tree.leaves(params), strict=True):
             np.testing.assert_allclose(a, b, atol=2e-4)
         np.testing.assert_allclose(fitted.losses[place], [np.mean(losses)], rtol=1e-3)
+
+
+@pytest.mark.parametrize(
+    ("options", "offset", "dropout"),
+    [({}, None, False), ({}, 3, False), ({"residual_dropout": 0.5}, None, False),
+     ({"residual_dropout": 0.5}, 2, True)],
+)  # fmt: skip
+def test_a_step_has_the_offset_of_its_batch_and_dropout_if_the_recipe_says_so(
+    options, offset, dropout
+):
+    config = dataclasses.replace(CONFIG, position="learned", context_length=9, **options)
+    fitted = fit(
+        config, lambda key: (draw(key)[0], offset), Recipe(1, OPTIMIZER, 0.0, dropout), [3]
+    )
+    key = jax.random.key(3)
+    model = kind_of(config).module(config, rngs=nnx.Rngs(params=jax.random.fold_in(key, 0)))
+    data_key, dropout_key = jax.random.split(jax.random.fold_in(key, 1))
+    (task, _), key = draw(data_key), dropout_key if dropout else None
+    logits = model(task.inputs_BT, offset=offset, dropout_key=key)
+    each_BT = optax.softmax_cross_entropy_with_integer_labels(logits, task.targets_BT)
+    expected = (each_BT * task.weights_BT).sum() / task.weights_BT.sum()
+    np.testing.assert_allclose(fitted.losses, [[expected]], rtol=1e-5)
+    usual = optax.softmax_cross_entropy_with_integer_labels(model(task.inputs_BT), task.targets_BT)
+    usual = (usual * task.weights_BT).sum() / task.weights_BT.sum()
+    assert (abs(usual - expected) > 1e-5) == (offset is not None or dropout)
+
+
+def test_a_network_and_a_loss_of_ones_own_are_trained_and_know_the_step():
+    class Scale(nnx.Module):
+        def __init__(self, rngs):
+            self.factor = nnx.Param(1.0 + rngs.params.uniform(()))
+
+    seen = lambda model, batch, key, n: jnp.square(model.factor[...] - batch) + n  # noqa: E731
+    optimizer = dataclasses.replace(OPTIMIZER, learning_rate=0.1, weight_decay=0.0)
+    recipe = Recipe(100, optimizer)
+    fitted = fit(Scale, lambda key: jnp.float32(3.0), recipe, [0, 1], loss=seen)
+    np.testing.assert_allclose(fitted.params["factor"][...], 3.0, atol=0.05)
+    np.testing.assert_allclose(
+        fitted.losses, np.arange(100).mean(), rtol=0.05
+    )  # of n, for the most
 
 
 def test_seeds_lie_on_as_many_devices_as_divide_them():

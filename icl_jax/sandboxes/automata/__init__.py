@@ -1,7 +1,7 @@
 """Automata: Transformers whose weights are written down, and those that must find them.
 
-`make(name)` is an automaton of `names()`, `exact_network(name, length)` a Transformer that follows it
-without an error, and `rows(name, length)` has data for other programs.
+`make(name)` is an automaton of `names()`; `exact_network(name, length)` is a Transformer that
+follows it without an error; `rows(name, length)` has data for other programs.
 """
 
 from icl_jax.sandboxes.automata.exact.network import exact_network

@@ -342,7 +342,7 @@ def test_what_is_seen_does_not_tell_how_it_goes_on(name):
     [
         ("Dyck_{4,2}", "Dyck(4,2)"), ("dyck4,2", "Dyck(4,2)"), ("grid_9", "Grid9"),
         ("(abab)*", "abab"), ("flip-flop", "flipflop"), ("C_2^3", "C2^3"), (" D 6 ", "D6"),
-        ("memory2", "flipflop"), ("d6", "D6"), ("GRID9+", "Grid9+")',
+        ("memory2", "flipflop"), ("d6", "D6"), ("GRID9+", "Grid9+"),
         ("Reset(c2XC3)", "reset(C2xC3)"),
         ("C2xC3xC2", "C2x(C3xC2)"), ("C2 x C3", "C2xC3"),
     ],
