@@ -12,6 +12,7 @@ from icl_jax.config import ConfigError, GPTConfig
 from icl_jax.models.gpt import GPT
 from icl_jax.sandboxes.automata import make
 from icl_jax.sandboxes.automata.trained import (
+    Right,
     Training,
     Trial,
     check,
@@ -19,6 +20,7 @@ from icl_jax.sandboxes.automata.trained import (
     fill_in,
     interleave,
     make_draw,
+    measure_all,
     train,
 )
 
@@ -104,6 +106,30 @@ def test_test_rows_have_the_share_of_ones_or_every_number_of_them():
     assert abs(counts / 2000 - 1 / 7).max() < 0.04
     np.testing.assert_array_equal(counted["labels"], automaton.run(counted["letters"]))
     assert len(np.unique(counted["letters"][:, 0])) == 2  # in any order
+
+
+def test_accuracies_are_of_prefixes_whole_rows_positions_and_numbers_of_ones():
+    random = np.random.default_rng(0)
+    right = random.random((2, 3, 4, 5)) < 0.8  # seeds, chunks, rows, letters
+    ones = np.tile(random.integers(0, 6, (3, 4)), (2, 1, 1))  # the same rows for every seed
+
+    class Measured:
+        def of_each_seed(self, measure):
+            return lambda weights: Right(right, ones)
+
+    training = Training("C2", 5, (Trial(5, (2,), by_count=True),), **TINY)
+    found = measure_all(training, Measured())
+    assert [*found] == ["T=2 by count", "T=5 by count"]
+    for place, rows_BT in enumerate(right.reshape(2, 12, 5)):
+        for length in (2, 5):
+            own = found[f"T={length} by count"]
+            assert own["accuracy"][place] == pytest.approx(rows_BT[:, :length].mean())
+            whole = [all(row[:length]) for row in rows_BT]
+            assert own["whole_rows"][place] == pytest.approx(np.mean(whole))
+        np.testing.assert_allclose(own["by_position"][place], rows_BT.mean(axis=0), atol=1e-5)
+        for count in set(ones[0].flat):
+            expected = rows_BT[ones[0].reshape(-1) == count].mean()
+            assert own["by_count"][count][place] == pytest.approx(expected, abs=1e-5)
 
 
 @pytest.fixture(scope="module")

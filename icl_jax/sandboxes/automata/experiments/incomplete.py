@@ -34,6 +34,7 @@ SETTINGS = {
 }  # fmt: skip
 NETWORKS = ("GPT", "LSTM")
 ROUNDING = 1e-6  # of a point of accuracy: no slope
+MAINTAINED = 1.0  # points of accuracy that may be lost where it is said to be maintained
 
 
 def points(scale: str) -> list[Point]:
@@ -68,8 +69,8 @@ def report(scale: str, results: Results) -> Finding:
     rows += [[f"{a}, {n}", *map(show_spread, values)] for (a, n), values in found.items()]
     text = (
         "Each state is a target with the given probability, drawn anew in every batch; the same "
-        "number of steps at every share. Token accuracy in percent on new rows, all states "
-        f"counted: median over seeds (least to largest).\n\n{make_table(rows)}"
+        "number of steps at every share. Token accuracy in percent on newly drawn rows, all "
+        f"states counted: median over seeds (least to largest).\n\n{make_table(rows)}"
     )
     return Finding(
         "M3", "some of the states as targets", text, _claims(settings, found),
@@ -83,7 +84,12 @@ def _claims(settings: dict, found: dict) -> list[Claim]:
     hard, easy = settings["hard"], settings["easy"]
     for a, published in ((hard, "degrades significantly (S5)"), (easy, "maintains (C2)")):
         words, worse = compare_seeds(found[a, "GPT"][0], found[a, "GPT"][-1])
-        verb, holds = ("falls", worse) if a == hard else ("does not fall", not worse)
+        verb, holds = "falls", worse
+        if a == easy:  # that no fall is significant does not show that there is none
+            verb = f"loses less than {MAINTAINED:g} point"
+            _, (_, most) = mean_with_interval(100 * (found[a, "GPT"][0] - found[a, "GPT"][-1]))
+            holds = True if most < MAINTAINED else False if worse else None
+            words += f"; {most:.2f} points lost at most (95%)"
         claim = f"{a}: GPT {verb} from {shares[0]:g} of the labels to {shares[-1]:g}"
         claims.append(Claim(claim, published, words, holds))
         gap = found[a, "LSTM"] - found[a, "GPT"]

@@ -14,12 +14,10 @@ from icl_jax.sandboxes.automata.experiments.settings import (
 from icl_jax.sandboxes.experiment import Experiment, Results
 from icl_jax.sandboxes.points import Point
 from icl_jax.sandboxes.report import (
-    SURE,
     Claim,
     Finding,
     compare_seeds,
     make_table,
-    paired_p,
     show_spread,
 )
 
@@ -129,15 +127,15 @@ def _claims(settings: dict, found: dict) -> list[Claim]:
             f"{task}: linear positions make it harder", "challenging for linear positions", words,
             sure,
         ))  # fmt: skip
-    better = [
-        task
-        for task in settings["tasks"]
-        if paired_p(found[task, "states"], found[task, "observed"]) < SURE
-    ]
+    # One test for all tasks: of several, one may look significant by chance.
+    states, observed = (
+        np.mean([found[task, arm] for task in settings["tasks"]], axis=0)
+        for arm in ("states", "observed")
+    )
+    words, sure = compare_seeds(states, observed)
     claims.append(Claim(
-        "states as targets help where only a part is asked for", "not measured",
-        f"significant for {', '.join(better) or 'none'} of {len(settings['tasks'])} tasks",
-        bool(better),
+        "states as targets help where only a part is asked for, on average over the tasks",
+        "not measured", words, sure,
     ))  # fmt: skip
     return claims
 
