@@ -12,6 +12,7 @@ from icl_jax.config import ConfigError, GPTConfig
 from icl_jax.models.gpt import GPT
 from icl_jax.sandboxes.automata import make
 from icl_jax.sandboxes.automata.trained import (
+    TEST_SEED,
     Right,
     Training,
     Trial,
@@ -20,6 +21,7 @@ from icl_jax.sandboxes.automata.trained import (
     fill_in,
     interleave,
     make_draw,
+    make_test,
     measure_all,
     train,
 )
@@ -90,6 +92,20 @@ def test_a_filled_scratchpad_is_that_of_one_forward_pass_after_another():
         written = np.concatenate([written, chosen[:, None]], axis=1)
     assert len(np.unique(written)) > 1
     np.testing.assert_array_equal(fill_in(model, jnp.array(letters), 2), written)
+
+
+def test_a_scratchpad_network_is_tested_on_what_it_wrote_itself():
+    training = Training("C2", 6, (), **TINY, form="scratchpad", position="alibi")
+    model = GPT(training.model(), rngs=nnx.Rngs(params=1))
+    nnx.update(model, jax.tree.map(lambda x: 30 * x, nnx.state(model)))  # what is read matters
+    test = Trial(6, rows=40)
+    right_BT = make_test(training, test)(model, jnp.ones(2)).right_BT.reshape(40, 6)
+    (key,) = jax.random.split(jax.random.fold_in(jax.random.key(TEST_SEED), 6), 1)
+    rows = draw_test(make("C2"), test, 40, key, jnp.ones(2))
+    written_BT = fill_in(model, rows["letters"], 2)
+    np.testing.assert_array_equal(right_BT, written_BT == rows["labels"])
+    unwritten_BT = jnp.argmax(model(rows["letters"])[..., 2:], axis=-1)
+    assert (written_BT != unwritten_BT).any()
 
 
 def test_interleaving_leaves_out_the_last_of_the_second():
