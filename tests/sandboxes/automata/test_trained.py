@@ -95,16 +95,18 @@ def test_a_filled_scratchpad_is_that_of_one_forward_pass_after_another():
 
 
 def test_a_scratchpad_network_is_tested_on_what_it_wrote_itself():
-    training = Training("C2", 6, (), **TINY, form="scratchpad", position="alibi")
+    training = Training("C7", 6, (), **TINY, form="scratchpad", position="alibi")
     model = GPT(training.model(), rngs=nnx.Rngs(params=1))
-    nnx.update(model, jax.tree.map(lambda x: 30 * x, nnx.state(model)))  # what is read matters
+    attention = model.blocks[0].attention
+    for kernel in (model.token_embedding.rows, attention.value.kernel, attention.out.kernel):
+        kernel[...] *= 30.0  # so that what is read matters
     test = Trial(6, rows=40)
-    right_BT = make_test(training, test)(model, jnp.ones(2)).right_BT.reshape(40, 6)
+    right_BT = make_test(training, test)(model, jnp.ones(7)).right_BT.reshape(40, 6)
     (key,) = jax.random.split(jax.random.fold_in(jax.random.key(TEST_SEED), 6), 1)
-    rows = draw_test(make("C2"), test, 40, key, jnp.ones(2))
-    written_BT = fill_in(model, rows["letters"], 2)
+    rows = draw_test(make("C7"), test, 40, key, jnp.ones(7))
+    written_BT = fill_in(model, rows["letters"], 7)
     np.testing.assert_array_equal(right_BT, written_BT == rows["labels"])
-    unwritten_BT = jnp.argmax(model(rows["letters"])[..., 2:], axis=-1)
+    unwritten_BT = jnp.argmax(model(rows["letters"])[..., 7:], axis=-1)
     assert (written_BT != unwritten_BT).any()
 
 
