@@ -71,7 +71,7 @@ def _progress(points: Sequence[Point], to: Path, missing: int) -> Iterator[tqdm]
     """A bar over all points; it looks at how far those are that other processes work on."""
 
     def done() -> float:
-        return sum(point.seconds * _share(point, to) for point in points)
+        return sum(point.seconds * share_of(point, to) for point in points)
 
     bar = progress_bar(
         total=sum(point.seconds for point in points), initial=done(),
@@ -95,7 +95,8 @@ def _progress(points: Sequence[Point], to: Path, missing: int) -> Iterator[tqdm]
         bar.close()
 
 
-def _share(point: Point, to: Path) -> float:
+def share_of(point: Point, to: Path) -> float:
+    """How much of the work of a point is done."""
     folder = to / "points" / point.folder
     if (folder / "results.json").exists():
         return 1.0

@@ -4,7 +4,7 @@ import os
 import pytest
 
 from icl_jax.config import ConfigError, StageError
-from icl_jax.sandboxes.points import ONE_THREAD, Point, is_done, run_points
+from icl_jax.sandboxes.points import ONE_THREAD, Point, is_done, note_progress, run_points, share_of
 
 
 def square(folder, value):
@@ -50,6 +50,18 @@ def test_what_was_finished_before_an_error_is_kept(tmp_path):
         run_points([wrong, *points(2)], tmp_path, 1)
     assert [is_done(point, tmp_path) for point in points(2)] == [True, True]
     assert not is_done(wrong, tmp_path)
+
+
+def test_the_progress_of_a_point_is_what_it_noted_last(tmp_path):
+    point = points(1)[0]
+    folder = tmp_path / "points" / point.folder
+    assert share_of(point, tmp_path) == 0.0
+    folder.mkdir(parents=True)
+    for share in (0.25, 0.5):
+        note_progress(folder, share)
+        assert share_of(point, tmp_path) == share
+    run_points([point], tmp_path, 1)
+    assert share_of(point, tmp_path) == 1.0 and not (folder / "progress").exists()
 
 
 def test_two_points_of_one_name_are_refused(tmp_path):

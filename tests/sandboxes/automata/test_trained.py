@@ -110,6 +110,14 @@ def test_a_scratchpad_network_is_tested_on_what_it_wrote_itself():
     assert (written_BT != unwritten_BT).any()
 
 
+def test_dropout_is_of_all_rates_and_acts_in_training():
+    dropped, plain = Training("C2", 4, (), **TINY, dropout=0.25), Training("C2", 4, (), **TINY)
+    assert dropped.recipe().dropout and not plain.recipe().dropout
+    rates = ("embedding_dropout", "attention_dropout", "residual_dropout")
+    assert {getattr(dropped.model(), rate) for rate in rates} == {0.25}
+    assert {getattr(plain.model(), rate) for rate in rates} == {0.0}
+
+
 def test_interleaving_leaves_out_the_last_of_the_second():
     made = interleave(jnp.array([[1, 2, 3]]), jnp.array([[7, 8, 9]]))
     assert made.tolist() == [[1, 7, 2, 8, 3]]
