@@ -139,7 +139,7 @@ def gpt_falls(point, test):
     helped = 0.05 if "shifted" in point or "no positions" in point else 0.0
     if test.endswith(" ones"):
         ones = int(test.split()[0])
-        return 0.9 - 0.02 * abs(ones - 8) + helped  # of 12
+        return 0.9 - 0.02 * abs(ones - 8) + helped  # of 10
     if "ones=" in test:
         return 0.95 - abs(float(test.split("=")[-1]) - 0.5)
     if "by count" in test:
@@ -151,6 +151,24 @@ def gpt_falls(point, test):
 def test_other_inputs_and_lengths_hold_as_published_and_fail_otherwise():
     assert all(verdicts("M2", gpt_falls).values())
     assert not any(verdicts("M2", lambda point, test: 0.9).values())
+
+
+def test_few_ones_are_worst_only_if_many_are_better():
+    def symmetric(point, test):
+        if test.endswith(" ones"):
+            return 0.9 - 0.02 * abs(int(test.split()[0]) - 5)
+        return gpt_falls(point, test)
+
+    found = verdicts("M2", symmetric)
+    assert not found["C2: GPT is worst where ones are few, worse than where they are many"]
+
+
+def test_all_seeds_must_be_perfect_and_half_of_them_must_solve_a_depth():
+    assert shift._perfect("", [1.0, 0.9995, 0.999]).holds
+    assert not shift._perfect("", [1.0, 1.0, 0.9]).holds
+    one_is_lucky, most_solve = [0.5, 0.5, 1.0], [0.5, 1.0, 0.99]
+    assert depth._fewest({1: one_is_lucky, 2: most_solve, 4: [1.0] * 3}) == 2
+    assert depth._fewest({1: one_is_lucky}) is None
 
 
 def test_rare_labels_hold_if_gpt_alone_falls_on_the_hard_automaton():
@@ -254,6 +272,19 @@ def test_a_head_that_looks_back_by_a_fixed_lag_is_not_taken_for_one_on_boundarie
     weights = np.zeros((40, 1, 15, 15))
     for query in range(15):
         weights[:, 0, query, max(0, query - 2)] = 1.0
+    assert positions.boundary_mass(weights, boundary)[2] > 0.05
+
+
+def test_a_boundary_that_looks_at_itself_does_not_count():
+    _, boundary, _ = looked_at(0.0)
+    mass, usual, _ = positions.boundary_mass(np.tile(np.eye(15), (40, 1, 1, 1)), boundary)
+    assert mass[0] == usual[0] == 0.0
+
+
+def test_the_best_of_many_heads_is_compared_with_the_best_of_many():
+    _, boundary, _ = looked_at(0.0)
+    weights = np.tril(np.random.default_rng(3).random((40, 12, 15, 15)))  # of no meaning
+    weights /= weights.sum(axis=-1, keepdims=True)
     assert positions.boundary_mass(weights, boundary)[2] > 0.05
 
 
