@@ -62,7 +62,7 @@ def run_points(points: Sequence[Point], to: Path, workers: int = 0) -> dict[str,
 
 
 def note_progress(folder: Path, share: float) -> None:
-    """Says in a point's folder how much of its work is done; for the bar of who waits for it."""
+    """Notes in a point's folder how much of its work is done, for the progress bar."""
     (folder / PROGRESS).write_text(f"{share:.4f}")
 
 

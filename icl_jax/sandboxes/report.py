@@ -1,7 +1,7 @@
 """What a sandbox writes of its experiments: claims against measurements, tables, figures, numbers.
 
 Each experiment has NAME.json, NAME.md and NAME.png; `results.json` and `report.md` put together
-those that are there, so that experiments may be run one by one.
+those that exist, so that experiments may be run one by one.
 """
 
 from collections.abc import Callable, Sequence
@@ -68,7 +68,7 @@ def write_finding(found: Finding, to: Path) -> None:
 
 
 def write_together(title: str, names: Sequence[str], to: Path) -> str:
-    """Writes `results.json` and `report.md` from the experiments that are there; the report."""
+    """Writes `results.json` and `report.md` from the experiments that exist; the report."""
     there = [name for name in names if (to / f"{name}.md").exists()]
     write_json(
         to / "results.json", {name: json.loads((to / f"{name}.json").read_text()) for name in there}

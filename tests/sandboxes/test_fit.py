@@ -23,7 +23,7 @@ OPTIMIZER = OptimizerConfig(learning_rate=1e-2, schedule="constant", warmup=0)
 
 
 def draw(key):
-    """Each token is to be told whether it and the one before it are alike."""
+    """The target of each token: whether it equals the one before it."""
     tokens_BT = jax.random.randint(key, (4, 5), 0, 5)
     alike_BT = tokens_BT == jnp.roll(tokens_BT, 1, axis=1)
     targets_BT = 5 + alike_BT.astype(jnp.int32)

@@ -253,7 +253,7 @@ class Level:
     """A permutation-reset automaton whose letters follow from what the levels before it were."""
 
     automaton: Semiautomaton
-    contexts: list[tuple[int, ...]]  # states of the levels before it that can come about
+    contexts: list[tuple[int, ...]]  # states of the levels before it that can occur
     letter_CS: np.ndarray  # its letter, by those states at t - 1 and the letter at t
 
 
@@ -274,7 +274,7 @@ def hole_cascade(automaton: Semiautomaton) -> Cascade:
 
     A level follows a hole: a point where the state is not. Letters that permute the points move the
     hole, all others put it outside their image. What remains has a point less; the next level
-    goes on with its points, numbered in order, and the last one follows the state itself.
+    continues with its points, numbered in order, and the last one follows the state itself.
     """
     contexts, move_CSQ = [()], automaton.delta_SQ[None]
     following_CS = np.zeros((1, automaton.num_letters), np.int64)  # the context after a letter

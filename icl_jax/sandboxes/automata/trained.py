@@ -163,6 +163,8 @@ def check(training: Training) -> None:
             raise ConfigError(f"{what} must be {expected}, got '{getattr(training, what)}'")
     if training.form == "scratchpad" and training.network == "lstm":
         raise ConfigError("a scratchpad is for the gpt: an LSTM has its state already")
+    if training.shift and training.network == "lstm":
+        raise ConfigError("a shift of positions is for the gpt: an LSTM has none; set shift=0")
     if training.form == "scratchpad" and training.learn != "labels":
         raise ConfigError("a scratchpad holds labels; set learn='labels'")
     for test in training.tests:

@@ -12,7 +12,7 @@ from icl_jax.config import ConfigError
 from icl_jax.sandboxes.automata import Semiautomaton, make, names
 from icl_jax.sandboxes.automata.library import dyck, indirect
 
-# Three states in a ring: letter 0 stays, 1 goes on; in state 2 only 1 is legal.
+# Three states in a ring: letter 0 stays, 1 moves on; in state 2 only 1 is legal.
 RING = Semiautomaton("ring", np.array([[0, 1, 2], [1, 2, 0]]), letters=("stay", "on"))
 ONE_WAY = Semiautomaton(
     "one way", RING.delta_SQ, letters=("stay", "on"), states=("a", "b", "c"),

@@ -211,6 +211,7 @@ def test_a_network_that_saw_the_states_is_tested_on_what_is_seen_of_them(tmp_pat
         ({"learn": "all"}, "learn must be labels or states"),
         ({"form": "scratchpad", "network": "lstm"}, "has its state already"),
         ({"form": "scratchpad", "learn": "states"}, "set learn='labels'"),
+        ({"shift": 3, "network": "lstm"}, "an LSTM has none; set shift=0"),
         ({"automaton": "C3", "tests": (Trial(4, ones=0.5),)}, "needs an automaton of two letters"),
         ({"automaton": "D7"}, "even number"),
     ],

@@ -101,7 +101,7 @@ class Draft:
         layer.heads.append(head)
 
     def read(self, channels: list[Form], one: Form, code_QC: np.ndarray) -> None:
-        """States are read as the nearest code; rows of NaN are states that never come about."""
+        """States are read as the nearest code; rows of NaN are states that never occur."""
         code_QC = np.asarray(code_QC, float).reshape(self.automaton.num_states, -1)
         never = -2.0 - np.nanmax(np.abs(code_QC))
         code_QC = np.where(np.isnan(code_QC), never, code_QC)
