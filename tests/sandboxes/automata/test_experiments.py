@@ -206,6 +206,24 @@ def test_indirect_targets_hold_if_every_task_is_solved():
     assert len(poor) == len(indirect.SETTINGS["mini"]["tasks"]) + 4
 
 
+def test_the_best_run_solves_a_task_and_states_must_help_on_average_over_the_tasks():
+    settings = indirect.SETTINGS["mini"]
+    runs = {"observed": [0.5, 0.6, 0.7, 0.8, 0.995], "states": [0.6, 0.7, 0.8, 0.9, 1.0]}
+    found = {
+        (task, arm): np.array(runs.get(arm, [1.0] * 5))
+        for task in settings["tasks"]
+        for arm in indirect.ARMS
+    }
+    averages = "states as targets help where only a part is asked for, on average over the tasks"
+    claims = {claim.claim: claim.holds for claim in indirect._claims(settings, found)}
+    assert claims["C4 zero: what is seen is enough for GPT (99% in the best run)"]
+    assert claims[averages]
+    found["C4 zero", "observed"] = np.array([1.0, 0.9, 0.9, 0.9, 0.9])
+    found["D8 place", "states"] = np.array([0.1] * 5)  # the others are still better in all seeds
+    claims = {claim.claim: claim.holds for claim in indirect._claims(settings, found)}
+    assert not claims[averages]
+
+
 def test_positions_hold_if_linear_ones_lose_less():
     def as_published(point, test):
         near = test == f"T={positions.SETTINGS['mini']['length']}"
