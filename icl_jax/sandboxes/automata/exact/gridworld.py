@@ -5,7 +5,6 @@ The state is the number of k = 1 to S with a_k > b_(S+1-k): it is z less the lea
 values seen. A row starts with S steps down, so that there are as many. Axes go side by side.
 """
 
-import itertools
 import math
 
 import numpy as np
@@ -81,24 +80,29 @@ def _axis(draft: Draft, mlp, second, axis: int, total: Form, size: int) -> Form:
 def _axes(automaton: Semiautomaton) -> tuple[list[int], np.ndarray]:
     """The sizes of the axes, and the step of each letter along each."""
     for sizes in _factorings(automaton.num_states):
-        coordinates = np.stack(np.unravel_index(np.arange(automaton.num_states), sizes))
         found = []
         for move in automaton.delta_SQ:
-            for steps in itertools.product((-1, 1, 0), repeat=len(sizes)):
-                moved = np.clip(
-                    coordinates + np.array(steps)[:, None], 0, np.array(sizes)[:, None] - 1
-                )
-                if np.array_equal(np.ravel_multi_index(tuple(moved), sizes), move):
-                    found.append(steps)
-                    break
-            else:
+            if (steps := _steps(move, sizes)) is None:
                 break
+            found.append(steps)
         else:
             return list(sizes), np.array(found)
     raise ConfigError(
         f"{automaton.name} is no grid: expected letters that step up, step down or stay along each "
         "axis and stop at its ends; use construction='cascade' or 'prefix'"
     )
+
+
+def _steps(move: np.ndarray, sizes: tuple[int, ...]) -> list[int] | None:
+    """The step of a letter along each axis, None if it is none of -1, 1 and 0."""
+    places, moved = np.unravel_index(np.arange(len(move)), sizes), np.unravel_index(move, sizes)
+    found = []
+    for size, before, after in zip(sizes, places, moved, strict=True):
+        fits = (s for s in (-1, 1, 0) if np.array_equal(np.clip(before + s, 0, size - 1), after))
+        if (step := next(fits, None)) is None:
+            return None
+        found.append(step)
+    return found
 
 
 def _factorings(size: int) -> list[tuple[int, ...]]:

@@ -165,7 +165,8 @@ def report(scale: str, results: Results) -> Finding:
         for n, (seed, head) in enumerate(zip(looked["seeds"], best, strict=True))
     ]  # fmt: skip
     text = (
-        "Token accuracy in percent on newly drawn rows: median over seeds (least to largest).\n\n"
+        "Token accuracy in percent on newly drawn rows: median over seeds (least to largest). "
+        "Learned positions are left out: there are none for rows twice as long.\n\n"
         f"{make_table(rows)}\n\n"
         f"Attention of the last of {settings['looked']['layers']} layers on {GRID}, "
         f"T = {settings['looked']['length']}: the share of its weight that the best head of each "
