@@ -265,7 +265,7 @@ def measure(training: Training, test: Trial, fitted: Fitted) -> dict:
     for name, up_to in _groups(training.length).items():
         reads_G, errors_SG = found[name]["reads"][0], found[name]["errors"]
         results = results or {
-            "rows": len(_rows(training, test)) * _at_once(training), "reads": int(reads_G.sum()),
+            "rows": int(np.prod(_parts(training, test))), "reads": int(reads_G.sum()),
             "errors": errors_SG.sum(axis=1).tolist(),
         }  # fmt: skip
         kept = reads_G > 0
@@ -280,9 +280,9 @@ def measure(training: Training, test: Trial, fitted: Fitted) -> dict:
 def make_test(training: Training, test: Trial) -> Callable:
     """(model) -> the counts of its rows, which depend on the test alone."""
     language = ffl(training.length, test.ignore)
-    rows = max(1, TOKENS_AT_ONCE // training.length)
+    parts, rows = _parts(training, test)
     first = jax.random.fold_in(jax.random.key(TEST_SEED), round(1000 * test.ignore))
-    keys = jax.vmap(lambda n: jax.random.fold_in(first, n))(jnp.arange(-(-test.rows // rows)))
+    keys = jax.vmap(lambda n: jax.random.fold_in(first, n))(jnp.arange(parts))
 
     def of_some(model: nnx.Module, key: jax.Array) -> dict:
         tokens_BT = language.sample(key, rows)
@@ -294,6 +294,12 @@ def make_test(training: Training, test: Trial) -> Callable:
         return jax.tree.map(lambda each: jnp.sum(each, axis=0), found)
 
     return run
+
+
+def _parts(training: Training, test: Trial) -> tuple[int, int]:
+    """In how many parts the rows are made, and how many rows each has; together at least all."""
+    rows = max(1, TOKENS_AT_ONCE // training.length)
+    return -(-test.rows // rows), rows
 
 
 def count(tokens_BT: jax.Array, chosen_BN: jax.Array) -> dict:

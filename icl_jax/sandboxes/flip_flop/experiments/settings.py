@@ -67,9 +67,7 @@ def arm(scale: str, name: str, seeds: int, **changes) -> Point:
 
 def trained_point(name: str, work: Callable[..., dict], training) -> Point:
     """A point that trains what a dataclass says."""
-    return Point(
-        name, work, dataclasses.asdict(training), START + training.flops() / CORE
-    )
+    return Point(name, work, dataclasses.asdict(training), START + training.flops() / CORE)
 
 
 def positions_arm(scale: str, position: str) -> Point:
