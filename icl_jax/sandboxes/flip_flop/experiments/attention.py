@@ -34,7 +34,7 @@ WINDOW = 32  # positions of the long row that are drawn as one
 LOST = 0.5  # a head that looks at the last write less often than this has found something else
 SIZE = {
     "mini": {
-        "length": 100, "far": 800, "width": 64, "steps": 800, "batch": 32, "learning_rate": 2e-3,
+        "length": 100, "far": 800, "width": 64, "steps": 600, "batch": 32, "learning_rate": 2e-3,
         "seeds": 5,
     },
     "paper": {

@@ -49,7 +49,10 @@ def points(scale: str) -> list[Point]:
     """The baseline, mixtures, more rows, more steps, and where the variation is from."""
     steps, few, many = GPT[scale]["steps"], SEEDS[scale], MORE_SEEDS[scale]
     found = [baseline_arm(scale)]
-    found += [arm(scale, mixture(p), many, ignore=p) for p in MIXTURES[scale]]
+    found += [
+        arm(scale, mixture(p), count, ignore=p)
+        for p, count in zip(MIXTURES[scale], (many, few), strict=True)
+    ]
     for times in TIMES[scale]:
         found += [
             arm(scale, fresh(times), few, steps=times * steps),
