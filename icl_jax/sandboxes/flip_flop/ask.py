@@ -21,20 +21,14 @@ from jax.sharding import Mesh
 import matplotlib
 from matplotlib.figure import Figure
 import numpy as np
-from scipy import stats
 
 from icl_jax.cli import Flag, command, several, whole
 from icl_jax.config import ConfigError, MeshConfig, StageError
 from icl_jax.evaluation.likelihood import Likelihood
 from icl_jax.files.folder_lock import alone_in
-from icl_jax.files.step_folder import (
-    OtherInputsError,
-    StepFolder,
-    absolute,
-    beside,
-    write_json,
-)
+from icl_jax.files.step_folder import OtherInputsError, StepFolder, absolute, beside, write_json
 from icl_jax.models.passage_losses import Passage
+from icl_jax.sandboxes.flip_flop.experiments.errors import counted, show_rate
 from icl_jax.sandboxes.flip_flop.language import (
     IGNORE,
     ONE,
@@ -103,25 +97,18 @@ def ask(model: ModelAt, lengths: Sequence[int], rows: int, to: Path, mesh: Mesh)
     questions = {length: make_questions(length, rows) for length in sorted(lengths)}
     passages = {length: _passages(model, likelihood, questions[length]) for length in questions}
     longest = {length: max(len(p.inputs) for p in passages[length]) for length in questions}
-    fit = [length for length in questions if longest[length] <= likelihood.positions]
-    if not fit:
-        shortest = min(questions)
-        raise ConfigError(
-            f"{model.path} has {likelihood.positions} positions, but prompts of length {shortest} "
-            f"take up to {longest[shortest]} tokens; ask for a shorter length in --lengths, or "
-            "choose a model with more positions"
-        )
+    fit = _those_that_fit(model, longest, likelihood.positions)
     with alone_in(to), progress_bar(total=rows * len(fit), desc="prompts", unit="prompt") as bar:
         found = {}
         for length in fit:
             step = _open(to, model, length, rows)
             if step.results is None:
                 opened = likelihood.open(mesh, max(longest[n] for n in fit) - len(likelihood.begin))
-                losses = np.zeros((rows, 2))
+                losses_N2 = np.zeros((rows, 2))
                 for passage, each, _ in opened.each(passages[length]):
-                    losses[divmod(passage.owner, 2)] = each.sum()
+                    losses_N2[divmod(passage.owner, 2)] = each.sum()
                     bar.update(passage.owner % 2)
-                step.complete(_count(model, questions[length], losses))
+                step.complete(_count(model, questions[length], losses_N2))
             else:
                 bar.update(rows)
             found[str(length)] = step.results | {"prompt_tokens": longest[length]}
@@ -137,6 +124,19 @@ def ask(model: ModelAt, lengths: Sequence[int], rows: int, to: Path, mesh: Mesh)
         }
         write(results, to)
     return results
+
+
+def _those_that_fit(model: ModelAt, longest: dict[int, int], positions: int) -> list[int]:
+    """The lengths, the shortest first, whose longest prompts the model has positions for."""
+    fit = [length for length, tokens in longest.items() if tokens <= positions]
+    if not fit:
+        shortest = min(longest)
+        raise ConfigError(
+            f"{model.path} has {positions} positions, but prompts of length {shortest} take up to "
+            f"{longest[shortest]} tokens; ask for a shorter length in --lengths, or choose a model "
+            "with more positions"
+        )
+    return fit
 
 
 # The prompts.
@@ -212,7 +212,7 @@ def _open(to: Path, model: ModelAt, length: int, rows: int) -> StepFolder:
 
 
 def _count(model: ModelAt, questions: Sequence[Question], losses_N2: np.ndarray) -> dict:
-    """Errors of one length, with the exact (Clopper-Pearson) interval; a tie is an error."""
+    """Errors of one length, and their exact interval; a tie is an error."""
     if not np.isfinite(losses_N2).all():
         raise StageError(
             f"{model.path} gives no finite likelihood to a prompt; look at its weights"
@@ -220,12 +220,7 @@ def _count(model: ModelAt, questions: Sequence[Question], losses_N2: np.ndarray)
     right_N = np.array([question.bit == ONE for question in questions]).astype(int)
     rows = np.arange(len(questions))
     wrong_N = losses_N2[rows, right_N] >= losses_N2[rows, 1 - right_N]
-    errors, total = int(wrong_N.sum()), len(questions)
-    interval = stats.binomtest(errors, total).proportion_ci(method="exact")
-    return {
-        "errors": errors,
-        "total": total,
-        "interval95": [float(interval.low), float(interval.high)],
+    return counted(int(wrong_N.sum()), len(questions)) | {
         "said_on": int((losses_N2[:, 1] < losses_N2[:, 0]).sum()),
         "on": int(right_N.sum()),
         "wrong": np.flatnonzero(wrong_N).tolist(),
@@ -234,12 +229,12 @@ def _count(model: ModelAt, questions: Sequence[Question], losses_N2: np.ndarray)
 
 def show(results: dict) -> str:
     """The table, and what was left out."""
-    rows = [["tokens of a row", "errors", "error rate", "95% interval", "answered on", "is on"]]
+    rows = [["tokens of a row", "errors", "error rate", "95% interval", "answered on", "it is on"]]
     for length, own in results["lengths"].items():
-        low, high = (f"{100 * end:.1f}%" for end in own["interval95"])
+        low, high = (f"{end:.2g}" for end in own["interval95"])
         total = own["total"]
         rows.append([
-            length, f"{own['errors']} of {total}", _rate(own["errors"], total), f"{low} to {high}",
+            length, f"{own['errors']} of {total}", show_rate(own["errors"], total), f"{low} to {high}",
             f"{own['said_on'] / total:.0%}", f"{own['on'] / total:.0%}",
         ])  # fmt: skip
     lines = [make_table(rows), ""]
@@ -253,11 +248,6 @@ def show(results: dict) -> str:
             f"has {results['positions']} positions."
         )
     return "\n".join(lines)
-
-
-def _rate(errors: int, total: int) -> str:
-    """In percent; no error among so many says only that the rate is small."""
-    return f"{100 * errors / total:.1f}%" if errors else f"< {300 / total:.2g}%"
 
 
 def write(results: dict, to: Path) -> None:

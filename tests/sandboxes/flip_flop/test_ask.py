@@ -181,7 +181,7 @@ def test_the_command_prints_a_table_and_writes_it_with_the_figure(folder, tmp_pa
 def test_no_error_is_shown_as_an_upper_limit():
     length = {"errors": 0, "total": 500, "interval95": [0.0, 0.0074], "said_on": 250, "on": 250}
     results = {"model": "m", "lengths": {"16": length}, "skipped": {}, "positions": 9}
-    assert "| 0 of 500 | < 0.6% | 0.0% to 0.7% |" in show(results)
+    assert "| 0 of 500 | < 3/500 | 0 to 0.0074 |" in show(results)
 
 
 def test_what_was_asked_is_not_asked_again(folder, tmp_path, monkeypatch):
