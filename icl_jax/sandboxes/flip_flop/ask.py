@@ -231,12 +231,13 @@ def show(results: dict) -> str:
     """The table, and what was left out."""
     rows = [["tokens of a row", "errors", "error rate", "95% interval", "answered on", "it is on"]]
     for length, own in results["lengths"].items():
-        low, high = (f"{end:.2g}" for end in own["interval95"])
-        total = own["total"]
-        rows.append([
-            length, f"{own['errors']} of {total}", show_rate(own["errors"], total), f"{low} to {high}",
-            f"{own['said_on'] / total:.0%}", f"{own['on'] / total:.0%}",
-        ])  # fmt: skip
+        low, high = own["interval95"]
+        errors, total = own["errors"], own["total"]
+        said, right = (f"{own[name] / total:.0%}" for name in ("said_on", "on"))
+        interval = f"{low:.2g} to {high:.2g}"
+        rows.append(
+            [length, f"{errors} of {total}", show_rate(errors, total), interval, said, right]
+        )
     lines = [make_table(rows), ""]
     lines.append(
         f"{results['model']}: is the light on or off, after an example of {EXAMPLE} tokens; by "
