@@ -8,11 +8,13 @@ from collections.abc import Sequence
 import math
 from typing import NamedTuple
 
+import jax
+import jax.numpy as jnp
 import numpy as np
 
 from icl_jax.config import ConfigError, head_dim
 from icl_jax.models.gpt import GPT
-from icl_jax.models.layers import each_block
+from icl_jax.models.layers import first_block
 from icl_jax.sandboxes.flip_flop.language import READ
 
 ROUNDING = 1e-12  # of the largest term: scores that differ by less are a tie
@@ -36,18 +38,17 @@ def needed_sigma(weight: float, length: int) -> float:
     return 0.5 * math.log((length - 1) * weight / (1 - weight))
 
 
-def score_range(weights_BHTS: np.ndarray) -> np.ndarray:
+def score_range(weights_BHTS: jax.Array) -> jax.Array:
     """The highest less the lowest score of each causal query (batch, heads, T), of its weights.
 
     A weight that float32 rounds to 0 counts as the smallest it has: the range is at least that.
     """
-    weights_BHTS = np.asarray(weights_BHTS, np.float64)
     length = weights_BHTS.shape[-1]
     if weights_BHTS.shape[-2] != length:
         raise ConfigError(f"expected as many queries as keys, got {weights_BHTS.shape}")
-    logs_BHTS = np.log(np.maximum(weights_BHTS, float(np.finfo(np.float32).tiny)))
-    lowest_BHT = np.where(np.tri(length, dtype=bool), logs_BHTS, np.inf).min(axis=-1)
-    return logs_BHTS.max(axis=-1) - lowest_BHT
+    logs_BHTS = jnp.log(jnp.maximum(weights_BHTS, jnp.finfo(jnp.float32).tiny))
+    seen_BHTS = jnp.where(np.tri(length, dtype=bool), logs_BHTS, 0.0)  # logs are not above 0
+    return logs_BHTS.max(axis=-1) - seen_BHTS.min(axis=-1)
 
 
 def half_length(spread: np.ndarray | float) -> np.ndarray | float:
@@ -73,12 +74,15 @@ def dilution(model: GPT, tokens_BT: np.ndarray, reads_BT: np.ndarray | None = No
     if not reads_BT.any():
         raise ConfigError(f"no token of {tokens_BT.shape} reads; expected at least one")
     row, place = np.nonzero(reads_BT)
-    ranges, weights = [], []
-    for weights_BHTS in np.asarray(model.attention_weights(tokens_BT)):
-        ranges.append(np.median(score_range(weights_BHTS)[row, :, place], axis=0))
-        weights.append(np.median(weights_BHTS.max(axis=-1)[row, :, place], axis=0))
-    range_LH = np.array(ranges)
-    return Dilution(range_LH, half_length(range_LH), np.array(weights))
+    _, readings = model(tokens_BT, read_attention=_range_and_weight)
+    range_LH, weight_LH = (
+        np.median(np.asarray(x_LBHT)[:, row, :, place], axis=0) for x_LBHT in readings
+    )
+    return Dilution(range_LH, half_length(range_LH), weight_LH)
+
+
+def _range_and_weight(weights_BHTS: jax.Array) -> tuple[jax.Array, jax.Array]:
+    return score_range(weights_BHTS), weights_BHTS.max(axis=-1)
 
 
 # Hard attention: where positions that are added to embeddings outweigh them (proposition 5).
@@ -115,7 +119,7 @@ def read_terms(model: GPT) -> list[Terms]:
         raise ConfigError(
             f"the score is a sum of four terms where {_show(expected)}, got {_show(found)}"
         )
-    layer = next(each_block(model.blocks, config)).attention
+    layer = first_block(model.blocks, config).attention
     embedding_VD = _float64(model.token_embedding(np.arange(config.vocab_size, dtype=np.int32)))
     direction_D = _float64(model.positions.direction)
 
