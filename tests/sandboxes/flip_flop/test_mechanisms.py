@@ -107,7 +107,7 @@ def example(kappa, first=1):
 
 def random_terms(seed):
     rng = np.random.default_rng(seed)
-    unit = float(rng.integers(5, 30))
+    unit = float(rng.choice([1, 3, 10, 30]))
     terms = rng.standard_normal((3, 3)), rng.standard_normal(3), rng.standard_normal(3)
     return Terms(*terms, float(rng.normal()), unit, int(rng.integers(0, 2)))
 
