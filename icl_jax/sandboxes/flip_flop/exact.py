@@ -27,7 +27,7 @@ CHANNELS = WRITES, OTHERS, ZEROS, ONES, CONSTANT, PLACE, MARK = range(7)
 DTYPES = ("float64", "float32")
 SHARPNESS = 4.0  # c / T: the thesis asks for T log T, but layer 1 rounds, so that 1.5 T is enough
 UNMARKED, MARKED = 3 / 8, 5 / 8  # layer 1 rounds weights outside these to 0 and 1
-FEWER_SCORES = 2**24  # of a batch: 128 MB in float64
+MOST_SCORES = 2**24  # of a batch: 128 MB in float64
 
 
 def exact_network(length: int, dtype: str = "float64", sharpness: float = SHARPNESS) -> GPT:
@@ -122,7 +122,7 @@ def measure(network: GPT, tokens_BT: np.ndarray) -> dict[str, int | float]:
             f"{length}"
         )
     reads, errors, off = 0, 0, 0.0
-    rows = max(1, FEWER_SCORES // length**2)
+    rows = max(1, MOST_SCORES // length**2)
     for first in range(0, len(tokens_BT), rows):
         part_BT = tokens_BT[first : first + rows]
         with jax.enable_x64(network.config.dtype == "float64"):
