@@ -274,7 +274,7 @@ def _draw(axis, results: dict) -> None:
     )
     axis.set_xscale("log", base=2)
     axis.set_xticks(lengths, [str(length) for length in lengths])
-    axis.set_ylim(0, 1)
+    axis.set_ylim(-0.02, 1.02)  # points at an end are whole
     axis.set_xlabel("tokens of the flip-flop row")
     axis.set_ylabel("error rate, 95% interval")
     axis.set_title(Path(results["model"]).name, loc="left")
