@@ -283,7 +283,7 @@ def test_what_would_run_is_listed_once_with_its_hours(tmp_path, capsys):
 def test_the_experiments_run_from_their_points_to_one_file_of_results(
     tmp_path, monkeypatch, capsys
 ):
-    small = {"steps": 10, "width": 8, "heads": 2, "batch": 4}
+    small = {"steps": 10, "layers": 1, "width": 8, "heads": 2, "batch": 4}
     tests = tuple(Trial(name, p, 10) for name, p in (("in_distribution", 0.5), ("sparse", 0.9),
                                                     ("dense", 0.1)))  # fmt: skip
     monkeypatch.setitem(settings.LANGUAGE, "mini", {"length": 16, "ignore": (0.5,)})

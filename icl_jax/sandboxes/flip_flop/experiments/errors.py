@@ -131,7 +131,7 @@ def draw_curves(axis, results: Mapping[str, dict], tests: Sequence[str], by: str
 
 def together(result: dict, tests: Sequence[str], by: str) -> tuple[np.ndarray, ...]:
     """The upper end, the errors and the reads of each group, over seeds and tests."""
-    totals: dict[float, np.ndarray] = {}
+    totals: dict[int, np.ndarray] = {}
     for test in tests:
         found = result["tests"][test][by]
         errors_G, seeds = np.sum(found["errors"], axis=0), len(found["errors"])
@@ -139,4 +139,4 @@ def together(result: dict, tests: Sequence[str], by: str) -> tuple[np.ndarray, .
             totals[end] = totals.get(end, 0) + np.array([errors, reads * seeds])
     ends = sorted(totals)
     errors_G, reads_G = np.array([totals[end] for end in ends]).T
-    return np.array(ends, float), errors_G, reads_G
+    return np.array(ends), errors_G, reads_G
