@@ -1,4 +1,4 @@
-"""Runs the experiments on flip-flops: rare reads that Transformers get wrong, and what helps.
+"""Runs the experiments on flip-flops: rare wrong reads of Transformers, and cures.
 
 python -m icl_jax.sandboxes.flip_flop --to=runs/flip_flop [--only=baseline,lstm]
 

@@ -118,9 +118,9 @@ def distance(tokens_BT: jax.Array) -> jax.Array:
 
 
 def density(tokens_BT: jax.Array) -> jax.Array:
-    """The share of writes among all instructions up to each pair."""
-    writes_BN = jnp.cumsum(tokens_BT[:, ::2] == WRITE, axis=1)
-    return writes_BN / jnp.arange(1, writes_BN.shape[1] + 1)
+    """Writes in 100 instructions up to each pair, rounded up to a whole number."""
+    writes_BN = jnp.cumsum(tokens_BT[:, ::2] == WRITE, axis=1, dtype=jnp.int32)
+    return -(-100 * writes_BN // jnp.arange(1, writes_BN.shape[1] + 1))
 
 
 def check(tokens_BT: np.ndarray, first_row: int = 0) -> np.ndarray:

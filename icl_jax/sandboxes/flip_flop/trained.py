@@ -34,7 +34,7 @@ from icl_jax.training.objectives import Task
 TEST_SEED, SHARED_SEED = 1_000_003, 1_000_033  # no training has them
 TOKENS_AT_ONCE = 12_800  # of a test
 WAVES = 10  # of an oscillating strength in one training: 1,000 of 10,000 steps each
-DENSITIES = (0.02, 0.05, 0.1, 0.2, 0.4, 1.0)  # upper ends
+DENSITIES = (2, 5, 10, 20, 40, 100)  # writes in 100 instructions: upper ends
 
 
 class Trial(NamedTuple):
@@ -312,8 +312,7 @@ def count(tokens_BT: jax.Array, chosen_BN: jax.Array) -> dict:
     values = {"by_distance": distance(tokens_BT), "by_density": density(tokens_BT)}
     found = {}
     for name, up_to in _groups(tokens_BT.shape[1]).items():
-        ends_G = jnp.array(up_to, values[name].dtype)
-        group_BN = jnp.searchsorted(ends_G, values[name])
+        group_BN = jnp.searchsorted(jnp.array(up_to), values[name])
         zeros_G = jnp.zeros(len(up_to), jnp.int32)
         found[name] = {
             "reads": zeros_G.at[group_BN].add(read_BN.astype(jnp.int32)),

@@ -75,6 +75,9 @@ def test_the_rank_sum_counts_all_divisions_also_with_ties():
     exact = stats.mannwhitneyu(more, less, alternative="greater", method="exact").pvalue
     assert rank_sum_p(more, less) == pytest.approx(exact)
     assert rank_sum_p(range(10, 20), range(10)) == pytest.approx(1 / 184_756)
+    more, less = random.normal(0.3, size=25), random.normal(size=25)
+    exact = stats.mannwhitneyu(more, less, alternative="greater", method="exact").pvalue
+    assert rank_sum_p(more, less) == pytest.approx(exact)
 
 
 def test_holm_multiplies_by_the_number_of_tests_that_are_left():

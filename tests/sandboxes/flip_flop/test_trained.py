@@ -28,7 +28,7 @@ from icl_jax.sandboxes.flip_flop.trained import (
 )
 
 TINY = Training(
-    12, (0.5,), (), layers=2, width=8, heads=2, hidden=8, steps=20, batch=6, warmup=5, seeds=2
+    12, (0.5,), (), layers=1, width=8, heads=2, hidden=8, steps=20, batch=6, warmup=5, seeds=2
 )
 
 
@@ -125,7 +125,7 @@ def test_what_sharpens_has_a_slope_where_weights_are_zero_and_points_to_one_key(
 
 
 def test_the_loss_has_the_strength_times_the_mean_over_layers_heads_and_rows():
-    training = changed(sharpen="entropy", strength=0.3, schedule="linear")
+    training = changed(sharpen="entropy", strength=0.3, schedule="linear", layers=2)
     model = GPT(training.model(), rngs=nnx.Rngs(params=1))
     task = make_draw(training)(jax.random.key(3))
     weights = np.asarray(model.attention_weights(task.inputs_BT))
@@ -163,8 +163,8 @@ def replayed(tokens, chosen):
             if instruction == WRITE:
                 since, bit = 0, data
             if instruction == READ:
-                share = writes / (n + 1)
-                density = next(g for g, end in enumerate(DENSITIES) if share <= end)
+                ends = enumerate(DENSITIES)
+                density = next(g for g, end in ends if 100 * writes <= end * (n + 1))
                 distance = next(g for g in range(9) if since <= 2**g)
                 for key in (("by_distance", distance), ("by_density", density)):
                     reads, errors = found.get(key, (0, 0))

@@ -134,7 +134,7 @@ def _draw(figure: Figure, results: Results) -> None:
     draw_curves(panels[1, 1], shown, (DENSE,), "by_distance", colours)
     panels[1, 1].set_xlabel("pairs since the write, up to; dense rows")
     draw_curves(panels[1, 2], shown, (ID, *OOD), "by_density", colours)
-    panels[1, 2].set_xlabel("share of writes so far, up to; all rows")
+    panels[1, 2].set_xlabel("writes in 100 instructions so far, up to; all rows")
     panels[1, 0].legend(fontsize=7, frameon=False)
 
 
