@@ -2,11 +2,13 @@
 
 from flax import nnx
 import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from icl_jax.config import ConfigError, GPTConfig
+from icl_jax.config import ConfigError, GPTConfig, OptimizerConfig
 from icl_jax.models.gpt import GPT
+from icl_jax.sandboxes.fit import Recipe, fit
 from icl_jax.sandboxes.flip_flop.mechanisms import (
     Terms,
     dilution,
@@ -17,6 +19,7 @@ from icl_jax.sandboxes.flip_flop.mechanisms import (
     read_terms,
     score_range,
 )
+from icl_jax.training.objectives import Task
 
 IDLE, WRITE, OTHER = range(3)
 LINEAR = {
@@ -211,6 +214,41 @@ def test_a_model_fails_where_its_terms_say():
             tokens, right = rows_of(n)[kind]
             weights = np.asarray(model.attention_weights(tokens[None].astype(np.int32)))
             assert (weights[0, 0, 0, -1].argmax() == right) == expected
+
+
+@pytest.mark.slow
+def test_a_trained_network_fails_where_its_terms_say():
+    length, batch = 24, 32
+    config = GPTConfig(
+        vocab_size=3, context_length=length, num_layers=1, embed_dim=32, num_heads=1, mlp_dim=64,
+        norm="none", position="linear", tie_head=False, init_stddev=0.2,
+    )  # fmt: skip
+
+    def draw(key):
+        """Every token asks for the latest write up to it."""
+        idle_key, write_key = jax.random.split(key)
+        idle_BT = jax.random.bernoulli(idle_key, 0.8, (batch, length)).at[:, 0].set(False)
+        writes_BT = jax.random.randint(write_key, (batch, length), WRITE, OTHER + 1)
+        tokens_BT = jnp.where(idle_BT, IDLE, writes_BT)
+        latest_BT = jax.lax.cummax(jnp.where(idle_BT, 0, jnp.arange(length)), axis=1)
+        targets_BT = jnp.take_along_axis(tokens_BT, latest_BT, axis=1)
+        return Task(tokens_BT, None, targets_BT, jnp.ones((batch, length), jnp.float32))
+
+    optimizer = OptimizerConfig(
+        learning_rate=3e-3, schedule="linear", warmup=50, b2=0.999, weight_decay=0.0
+    )
+    fitted = fit(config, draw, Recipe(500, optimizer), range(2))
+    assert fitted.losses[:, -1].max() < 0.02
+    for seed in range(2):
+        model = fitted.model(jax.tree.map(lambda x: x[seed], fitted.params))  # noqa: B023
+        (terms,) = read_terms(model)
+        for kind, found in enumerate(predict_failures(terms, WRITE, OTHER, IDLE)):
+            assert found is None or found > 4
+            tried = [(1000, True)] if found is None else [(found - 1, True), (found + 1, False)]
+            for n, expected in tried:
+                tokens, right = rows_of(n)[kind]
+                weights = np.asarray(model.attention_weights(tokens[None].astype(np.int32)))
+                assert (weights[0, 0, 0, -1].argmax() == right) == expected
 
 
 def set_parameters(model, kappa):
