@@ -51,6 +51,8 @@ COMMANDS = {
     "results": "studies.results",
     "pods": "studies.pods",
     "automata": "sandboxes.automata",
+    "flip-flop": "sandboxes.flip_flop",
+    "ask-flip-flop": "sandboxes.flip_flop.ask",
 }
 
 

@@ -1,6 +1,6 @@
 """The form of an experiment, and what runs a table of them: points first, then their reports."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
@@ -35,7 +35,7 @@ def run_experiments(
 ) -> str:
     """Runs what is missing, all points in one queue, and writes everything; what is printed."""
     of_each = {name: table[name].points(scale) for name in names}
-    results = run_points([point for points in of_each.values() for point in points], to, workers)
+    results = run_points(distinct_points(of_each.values()), to, workers)
     shown = []
     for name in names:
         own = {point.name: results[point.name] for point in of_each[name]}
@@ -50,9 +50,16 @@ def run_experiments(
 def list_points(table: Table, names: Sequence[str], scale: str, to: Path) -> str:
     """Every point, whether it is done, and a guess of the hours that it takes one core."""
     rows, total = [["point", "done", "core hours"]], 0.0
-    for name in names:
-        for point in table[name].points(scale):
-            done = is_done(point, to)
-            total += 0 if done else point.seconds
-            rows.append([point.name, "yes" if done else "", f"{point.seconds / 3600:.2f}"])
+    for point in distinct_points(table[name].points(scale) for name in names):
+        done = is_done(point, to)
+        total += 0 if done else point.seconds
+        rows.append([point.name, "yes" if done else "", f"{point.seconds / 3600:.2f}"])
     return f"{make_table(rows)}\n\n{len(rows) - 1} points; left: {total / 3600:.1f} core hours"
+
+
+def distinct_points(of_each: Iterable[Sequence[Point]]) -> list[Point]:
+    """The points of several experiments; one that two of them compare with is there once."""
+    found: list[Point] = []
+    for points in of_each:
+        found += [point for point in points if point not in found]
+    return found

@@ -125,12 +125,17 @@ class Draft:
 def assemble(draft: Draft, dtype: str) -> GPT:
     """The GPT with the weights of a draft."""
     config = configure(draft, dtype)
-    weights = write_weights(draft, config)
-    with jax.enable_x64(dtype == "float64"):
+    return set_weights(config, write_weights(draft, config))
+
+
+def set_weights(config: GPTConfig, weights: dict[tuple, np.ndarray]) -> GPT:
+    """The GPT with these parameters, all of them, by their paths."""
+    weights = dict(weights)
+    with jax.enable_x64(config.dtype == "float64"):
         model = nnx.eval_shape(lambda: GPT(config, rngs=nnx.Rngs(0)))
         graphdef, state = nnx.split(model)
         filled = [
-            (path, leaf.replace(jnp.asarray(weights.pop(path), dtype)))
+            (path, leaf.replace(jnp.asarray(weights.pop(path), config.dtype)))
             for path, leaf in nnx.to_flat_state(state)
         ]
         assert not weights, weights.keys()
