@@ -23,6 +23,7 @@ class Violation(NamedTuple):
 class Query(NamedTuple):
     """What a closing bracket that leaves others open attends to, before the softmax divides."""
 
+    depth: int  # how many others it leaves open
     pairs_KDE: np.ndarray  # S: what each matching pair adds, by type and depth inside it
     nearest_E: np.ndarray  # Q(t): the smallest output of a prefix without matching pairs
     rival_E: np.ndarray  # Q(t'): the smallest of those whose last open bracket is of another type
@@ -87,7 +88,7 @@ def queries_of(score_MM: np.ndarray, value_ME: np.ndarray, k: int, D: int) -> It
             is_other_S = strings_SD[:, -1] != strings_SD[nearest, -1]
             rival = np.where(is_other_S, size_S, np.inf).argmin()
             pairs_KDE = added_ME[opening_KD] + added_ME[closing_KD]
-            yield Query(pairs_KDE, output_SE[nearest], output_SE[rival])
+            yield Query(depth, pairs_KDE, output_SE[nearest], output_SE[rival])
 
 
 def _check(array: np.ndarray, what: str, k: int, D: int, square: bool = False) -> np.ndarray:
