@@ -4,9 +4,9 @@ Theorem 3 and corollary 3 in miniature: a random network of four layers is prune
 kept or set to 0) to a target of one layer. Two layers carry the target; the other two carry the
 identity whatever the target is, so that any matrix of theirs is pruned alike for all targets.
 
-Shown: both approximate their targets on all inputs tried, by a gap that a search makes as large as
-it can. Not shown: a bound over all inputs, targets of several layers, and that it works for every
-random network (the theorem: with probability 1 - delta, for sizes known up to a constant).
+Shown: how far both are from their targets at most (a bound for all inputs, from the errors of their
+parts), at least (found by a search), and how far from each other. Not shown: targets of several
+layers, and the probability: that sizes of the theorem's order do for almost every random network.
 
 Shape suffixes: B rows, N positions, E embed, A attention, F hidden, I inputs, O outputs, H units
 between a pair of matrices.
@@ -49,7 +49,8 @@ def demonstrate(
 ) -> dict:
     """Two targets of dimension 4 out of one random network, pruned alike in the chosen matrix.
 
-    Gaps are the largest ||f(X) - g(X)|| / ||X|| found for ||X|| <= 1; plain JSON values.
+    Gaps are the largest ||f(X) - g(X)|| / ||X|| found for ||X|| <= 1, bounds are for all such X,
+    and norms those of the largest column. Plain JSON values.
     """
     if not 1 <= layer <= LAYERS or matrix not in MATRICES:
         raise ConfigError(
@@ -61,8 +62,9 @@ def demonstrate(
     first = 0 if layer > 2 else 2  # of the two layers that carry the target: not the chosen one
     network = random_network(DIM, units, seed)
     targets = [random_target(DIM, [seed, number]) for number in (1, 2)]
-    masks = [prune(network, target, first, units) for target in targets]
-    pruned = [as_function(apply_masks(network, mask)) for mask in masks]
+    masks, bounds, pruned = zip(
+        *(_prune_one(network, target, first, units) for target in targets), strict=True
+    )
     wanted = [as_function([target]) for target in targets]
     search = {"dim": DIM, "positions": positions, "seed": seed}
     gaps = [find_largest_gap(*pair, **search)[0] for pair in zip(pruned, wanted, strict=True)]
@@ -74,7 +76,7 @@ def demonstrate(
         "seed": seed, "units": units, "positions": positions,
         "weights": sum(row["weights"] for row in table),
         "carried_by": [first + 1, first + 2],
-        "gaps": gaps, "disagreement": disagreement,
+        "gaps": gaps, "bounds": bounds, "disagreement": disagreement,
         "component": chosen | {"places": kept},
         "matrices": table,
         "example": {
@@ -83,6 +85,12 @@ def demonstrate(
             "targets": [function(x_BND)[0].tolist() for function in wanted],
         },
     }  # fmt: skip
+
+
+def _prune_one(network, target: Layer, first: int, units: int):
+    masks = prune(network, target, first, units)
+    layers = apply_masks(network, masks)  # hundreds of megabytes, of which little is left
+    return masks, bound_gap(layers, target, first), as_function(layers)
 
 
 def compare_masks(one: Sequence[Layer], other: Sequence[Layer]) -> list[dict]:
@@ -251,12 +259,14 @@ def prune_to_linear(
 
     No attention, and W x = relu(W x) - relu(-W x).
     """
-    up_FI = np.concatenate([target_OI, -target_OI])
-    identity = np.eye(len(target_OI))
-    down_OF = np.concatenate([identity, -identity], axis=1)
-    inputs = range(target_OI.shape[1])
     attention = (np.zeros(matrix.shape, bool) for matrix in layer[:4])
-    return Layer(*attention, prune_mlp(layer.mlp, up_FI, down_OF, inputs, outputs, units))
+    inputs = range(target_OI.shape[1])
+    return Layer(*attention, prune_mlp(layer.mlp, *_as_mlp(target_OI), inputs, outputs, units))
+
+
+def _as_mlp(target_OI: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    identity = np.eye(len(target_OI))
+    return np.concatenate([target_OI, -target_OI]), np.concatenate([identity, -identity], axis=1)
 
 
 def prune_to_layer(before: Layer, layer: Layer, target: Layer, units: int) -> tuple[Layer, Layer]:
@@ -334,9 +344,56 @@ Function = Callable[[np.ndarray], np.ndarray]
 
 def as_function(layers: Sequence[Layer]) -> Function:
     """Layers as a map of inputs of the targets' dimension; the other places are 0 on the way in."""
-    layers = [drop_idle(layer) for layer in layers]
-    free = layers[0].value.shape[0] - DIM
-    return lambda x_BND: run(layers, np.pad(x_BND, [(0, 0), (0, 0), (0, free)]))[..., :DIM]
+    small = [drop_idle(layer) for layer in layers]
+    free = small[0].value.shape[0] - DIM
+    return lambda x_BND: run(small, np.pad(x_BND, [(0, 0), (0, 0), (0, free)]))[..., :DIM]
+
+
+def bound_gap(pruned: Sequence[Layer], target: Layer, first: int) -> float:
+    """What ||f(X) - target(X)|| / ||X|| is at most for ||X|| <= 1, but for rounding.
+
+    Errors of the parts, put together as by lemmas 28, 30, 31 and 34; all are shares of ||X||.
+    """
+    places, before, layer = range(DIM), pruned[first], pruned[first + 1]
+    rows, columns = np.nonzero(layer.value)
+    value = target.value - target.value.mean(axis=0)
+    linear = np.concatenate([np.eye(DIM), value / layer.value[rows, columns][:, None]])
+    others = [other for n, other in enumerate(pruned) if n not in (first, first + 1)]
+    drift = float(np.prod([1 + _linear_error(o.mlp, np.eye(DIM), places) for o in others])) - 1
+    start, end = (drift, 0.0) if first else (0.0, drift)
+    made = _linear_error(before.mlp, linear, [*rows, *columns]) * (1 + start)
+    input_error = start + made
+    scores = target.key.T @ target.query
+    off = np.linalg.norm(layer.key[:, rows].T @ layer.query[:, rows] - scores, 2)
+    score_error = np.linalg.norm(scores, 2) * (2 * input_error + input_error**2)
+    score_error += off * (1 + input_error) ** 2
+    size = np.linalg.norm(value, 2)
+    weight_error = min(
+        2.0, np.expm1(min(2 * score_error, 2.0))
+    )  # two softmaxes differ by 2 at most
+    attended_error = size * (weight_error + start) + made
+    # Layer norm is 1 / FLOOR times the projection to a ball, which brings no two points apart.
+    hidden_error = attended_error / FLOOR + input_error
+    hidden_size = size / FLOOR + 1
+    steepest = np.linalg.norm(target.mlp[0], 2) * np.linalg.norm(target.mlp[1], 2)
+    error = _mlp_error(layer.mlp, *target.mlp, rows, places) * (hidden_size + hidden_error)
+    error += steepest * hidden_error
+    return float(error * (1 + end) + end * steepest * hidden_size)
+
+
+def _linear_error(mlp: Sequence[np.ndarray], target_OI: np.ndarray, outputs) -> float:
+    return _mlp_error(mlp, *_as_mlp(target_OI), range(target_OI.shape[1]), outputs)
+
+
+def _mlp_error(mlp: Sequence[np.ndarray], up_FI, down_OF, inputs, outputs) -> float:
+    """What four matrices are off down relu(up x) at most, as a share of ||x|| (lemma 29)."""
+    hidden = len(up_FI)
+    up_error = bound_error(mlp[0][:, inputs], mlp[1][:hidden], up_FI)
+    made_OF = mlp[3][outputs] @ np.maximum(mlp[2][:, :hidden], 0)
+    down_error = np.linalg.norm(made_OF - down_OF, 2)
+    return (
+        down_error * (np.linalg.norm(up_FI, 2) + up_error) + np.linalg.norm(down_OF, 2) * up_error
+    )
 
 
 def find_largest_gap(
