@@ -34,6 +34,7 @@ class TransformerConfig:
     embedding_rank: int | None = None  # r: token embedding factored V x r, r x D; None: full
     position_rank: int | None = None  # the same for learned positions
     tie_head: bool = True  # False: the output head has its own matrix
+    init_stddev: float = 0.02  # of all weights at the start, but for those that say otherwise
     embedding_dropout: float = 0.1  # dropout acts only if a dropout key is given
     attention_dropout: float = 0.1
     residual_dropout: float = 0.1
@@ -52,6 +53,8 @@ class TransformerConfig:
         require_choice(found, "activation", self.activation, ACTIVATIONS)
         if not 0 < self.norm_epsilon < 1:
             found.append(f"norm_epsilon must be between 0 and 1, got {self.norm_epsilon}")
+        if not self.init_stddev > 0:
+            found.append(f"init_stddev must be above 0, got {self.init_stddev}")
         for name in ("embedding_dropout", "attention_dropout", "residual_dropout"):
             if not 0 <= getattr(self, name) < 1:
                 found.append(f"{name} must be at least 0 and below 1, got {getattr(self, name)}")
@@ -72,6 +75,7 @@ class GPTConfig(TransformerConfig):
 
     norm: str = "layer"  # none: no normalisation anywhere, as in networks whose weights are set
     mlp_layers: int = 1  # hidden layers of the feed-forward layer, each mlp_dim wide
+    gated: bool = False  # the feed-forward layer has a gate: its last hidden layer times x W + b
 
     dtypes: ClassVar[tuple[str, ...]] = ANALYSED_DTYPES
 

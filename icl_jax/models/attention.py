@@ -3,13 +3,17 @@
 Shape suffixes: B batch, H heads, T queries, S keys, K head_dim.
 """
 
-from typing import NamedTuple
+from collections.abc import Callable
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 
 from icl_jax.models.dropout import dropout
 from icl_jax.models.inputs import parameter_dtype
+
+# What is read of a layer's softmax weights (batch, heads, queries, keys): any pytree of arrays.
+Reader = Callable[[jax.Array], Any]
 
 # Softmax weights of masked keys are exp(MASKED - max) = 0 to the last bit.
 MASKED = -1e30
@@ -132,6 +136,11 @@ def _attend_block(
     q_BHTK, k_BHSK, v_BHSK, query, key, causal, slopes_H, dropout_rate, dropout_key
 ) -> jax.Array:
     weights_BHTS = weigh(q_BHTK, k_BHSK, query, key, causal, slopes_H)
+    return mix(weights_BHTS, v_BHSK, dropout_rate, dropout_key)
+
+
+def mix(weights_BHTS, v_BHSK, dropout_rate: float, dropout_key: jax.Array | None) -> jax.Array:
+    """The values mixed by the weights, of which dropout leaves out some."""
     axes = ("batch", "heads", None, None)
     weights_BHTS = dropout(weights_BHTS, dropout_rate, dropout_key, axes)
     return jnp.einsum("bhts,bhsk->bhtk", weights_BHTS.astype(v_BHSK.dtype), v_BHSK)
@@ -159,6 +168,11 @@ def weigh(
     if mask_BTS is not None:
         scores_BHTS = jnp.where(mask_BTS[:, None], scores_BHTS, MASKED)
     return jax.nn.softmax(scores_BHTS, axis=-1)
+
+
+def the_weights(weights_BHTS: jax.Array) -> jax.Array:
+    """The reader that takes all."""
+    return weights_BHTS
 
 
 def alibi_slopes(num_heads: int) -> jax.Array:

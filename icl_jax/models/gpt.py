@@ -5,14 +5,15 @@ Shape suffixes: B batch, T time, D embed, V vocab.
 
 from collections.abc import Callable
 import dataclasses
+import functools
+from typing import Any
 
 from flax import nnx
 import jax
-import jax.numpy as jnp
 
 from icl_jax.config import GPTConfig
 from icl_jax.config.tree import validate
-from icl_jax.models.attention import Cache, Place, locate
+from icl_jax.models.attention import Cache, Place, Reader, locate, the_weights
 from icl_jax.models.dropout import dropout
 from icl_jax.models.inputs import check_offset, check_tokens, position_limit
 from icl_jax.models.layers import (
@@ -21,8 +22,8 @@ from icl_jax.models.layers import (
     LayerNorm,
     Positions,
     Table,
-    each_block,
     extend_blocks,
+    first_block,
     make_blocks,
     run_blocks,
     split_key,
@@ -31,44 +32,63 @@ from icl_jax.models.layers import (
 )
 from icl_jax.sharding import constrain, use_mesh_of
 
-STDDEV = 0.02  # Radford et al. 2019
-
 
 class GPT(nnx.Module):
     """`model(tokens, group)` gives logits; dropout acts only if a `dropout_key` is given.
 
-    `offset` is the position of the first token of each group, 0 unless given.
+    `offset` is the position of the first token of each group, 0 unless given. With
+    `read_attention`, a function of a layer's softmax weights (batch, heads, queries, keys) before
+    dropout, calls return what they return otherwise and what it read, stacked over layers. It is a
+    part of the compiled program's key: give the same function every time.
     """
 
     def __init__(self, config: GPTConfig, *, rngs: nnx.Rngs):
         validate(config)
         self.config = dataclasses.replace(config)
         self.token_embedding = Table(
-            config.vocab_size, config.embed_dim, config.embedding_rank, "vocab", STDDEV, rngs=rngs
+            config.vocab_size,
+            config.embed_dim,
+            config.embedding_rank,
+            "vocab",
+            config.init_stddev,
+            rngs=rngs,
         )
-        self.positions = Positions(config, stddev=STDDEV, rngs=rngs)
+        self.positions = Positions(config, stddev=config.init_stddev, rngs=rngs)
         self.blocks = make_blocks(lambda rngs: Block(config, rngs=rngs), config, rngs)
         self.final_norm = make_norm(config)
-        self.head = None if config.tie_head else untied_head(config, STDDEV, rngs)
+        self.head = None if config.tie_head else untied_head(config, config.init_stddev, rngs)
 
     def __call__(
-        self, tokens, group=None, *, offset=None, dropout_key: jax.Array | None = None
-    ) -> jax.Array:
+        self,
+        tokens,
+        group=None,
+        *,
+        offset=None,
+        dropout_key: jax.Array | None = None,
+        read_attention: Reader | None = None,
+    ) -> jax.Array | tuple[jax.Array, Any]:
         """Float32 logits (batch, time, vocabulary). `group` (batch, time): 0 is padding."""
         with use_mesh_of(self):
-            return self._forward(*self._check(tokens, group, offset), dropout_key)
+            checked = self._check(tokens, group, offset)
+            return self._forward(*checked, dropout_key, read=read_attention)
 
     def hidden(
-        self, tokens, group=None, *, offset=None, dropout_key: jax.Array | None = None
-    ) -> jax.Array:
+        self,
+        tokens,
+        group=None,
+        *,
+        offset=None,
+        dropout_key: jax.Array | None = None,
+        read_attention: Reader | None = None,
+    ) -> jax.Array | tuple[jax.Array, Any]:
         """The last hidden states (batch, time, embed), after the final norm."""
         with use_mesh_of(self):
-            return self._encode(*self._check(tokens, group, offset), dropout_key)
+            checked = self._check(tokens, group, offset)
+            return self._encode(*checked, dropout_key, read=read_attention)
 
     def attention_weights(self, tokens, group=None, *, offset=None) -> jax.Array:
         """What each head looks at: float32 (layers, batch, heads, queries, keys), rows sum to 1."""
-        with use_mesh_of(self):
-            return self._look(*self._check(tokens, group, offset))
+        return self.hidden(tokens, group, offset=offset, read_attention=the_weights)[1]
 
     def first_layer(self, tokens, group=None) -> jax.Array:
         """The hidden states (batch, time, embed) after the first block, not normed."""
@@ -99,33 +119,26 @@ class GPT(nnx.Module):
         limit = position_limit(config)
         return *check_tokens(tokens, group, config.vocab_size, limit, offset), offset
 
-    @jax.jit
-    def _forward(self, tokens_BT, group_BT, offset, dropout_key) -> jax.Array:
-        return self.logits(self._encode(tokens_BT, group_BT, offset, dropout_key))
+    @functools.partial(jax.jit, static_argnames="read")
+    def _forward(self, tokens_BT, group_BT, offset, dropout_key, read=None):
+        found = self._encode(tokens_BT, group_BT, offset, dropout_key, read=read)
+        return self.logits(found) if read is None else (self.logits(found[0]), found[1])
 
-    @jax.jit
-    def _look(self, tokens_BT, group_BT, offset) -> jax.Array:
-        place = locate(tokens_BT.shape[1], group_BT, offset=offset)
-        x_BTD, weights = self._embed(tokens_BT, place, None), []
-        for block in each_block(self.blocks, self.config):
-            weights.append(block.attention_weights(x_BTD, place))
-            x_BTD = block(x_BTD, place, None)
-        return jnp.stack(weights)
-
-    @jax.jit
-    def _encode(self, tokens_BT, group_BT, offset, dropout_key) -> jax.Array:
+    @functools.partial(jax.jit, static_argnames="read")
+    def _encode(self, tokens_BT, group_BT, offset, dropout_key, read=None):
         config = self.config
         place = locate(tokens_BT.shape[1], group_BT, offset=offset)
         embedding_key, block_key = split_key(dropout_key, 2)
         x_BTD = self._embed(tokens_BT, place, embedding_key)
-        x_BTD = run_blocks(self.blocks, config, x_BTD, place, block_key)
-        return self.final_norm(x_BTD)
+        x_BTD, readings = run_blocks(self.blocks, config, x_BTD, place, block_key, read)
+        x_BTD = self.final_norm(x_BTD)
+        return x_BTD if read is None else (x_BTD, readings)
 
     @jax.jit
     def _encode_first(self, tokens_BT, group_BT) -> jax.Array:
         place = locate(tokens_BT.shape[1], group_BT)
         x_BTD = self._embed(tokens_BT, place, None)
-        return next(each_block(self.blocks, self.config))(x_BTD, place, None)
+        return first_block(self.blocks, self.config)(x_BTD, place, None)[0]
 
     def _embed(self, tokens_BT, place: Place, dropout_key) -> jax.Array:
         x_BTD = self.positions(self.token_embedding(tokens_BT), place)
@@ -150,22 +163,21 @@ class Block(nnx.Module):
     def __init__(self, config: GPTConfig, *, rngs: nnx.Rngs):
         self.rate = config.residual_dropout
         # Radford et al. 2019: the 2 L layers that write to the stream start with smaller weights.
-        out_stddev = STDDEV / (2 * config.num_layers) ** 0.5
+        out_stddev = config.init_stddev / (2 * config.num_layers) ** 0.5
         self.attention_norm = make_norm(config)
         self.attention = Attention(config, causal=True, out_stddev=out_stddev, rngs=rngs)
         self.mlp_norm = make_norm(config)
-        self.mlp = MLP(config, out_stddev=out_stddev, hidden=config.mlp_layers, rngs=rngs)
+        self.mlp = MLP(
+            config, out_stddev=out_stddev, hidden=config.mlp_layers, gated=config.gated, rngs=rngs
+        )
 
-    def __call__(self, x_BTD: jax.Array, place: Place, dropout_key: jax.Array | None) -> jax.Array:
+    def __call__(self, x_BTD: jax.Array, place: Place, dropout_key, read: Reader | None = None):
+        """The stream, and what `read` says of the attention."""
         attention_key, *residual_keys = split_key(dropout_key, 3)
-        h_BTD = self.attention(self.attention_norm(x_BTD), place, attention_key)
+        h_BTD, reading = self.attention(self.attention_norm(x_BTD), place, attention_key, read)
         x_BTD = x_BTD + dropout(h_BTD, self.rate, residual_keys[0])
         h_BTD = self.mlp(self.mlp_norm(x_BTD))
-        return x_BTD + dropout(h_BTD, self.rate, residual_keys[1])
-
-    def attention_weights(self, x_BTD: jax.Array, place: Place) -> jax.Array:
-        """The weights of its heads (batch, heads, queries, keys)."""
-        return self.attention.weights(self.attention_norm(x_BTD), place)
+        return x_BTD + dropout(h_BTD, self.rate, residual_keys[1]), reading
 
     def extend(
         self, x_BTD: jax.Array, places: Place, start: int | jax.Array, cache: Cache

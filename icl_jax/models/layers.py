@@ -3,16 +3,17 @@
 Shape suffixes: B batch, T time, D embed, H heads, K head_dim, F mlp, V vocab, R rank.
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 import functools
+from typing import Any
 
 from flax import nnx
 import jax
 import jax.numpy as jnp
 
-from icl_jax.config import ModelConfig, TransformerConfig, head_dim, mlp_dim
+from icl_jax.config import ConfigError, ModelConfig, TransformerConfig, head_dim, mlp_dim
 from icl_jax.models import attention
-from icl_jax.models.attention import Cache, Place
+from icl_jax.models.attention import Cache, Place, Reader
 from icl_jax.models.inputs import parameter_dtype
 from icl_jax.models.splash import choose_splash, splash_attend
 from icl_jax.sharding import constrain, platform
@@ -191,24 +192,38 @@ class Attention(nnx.Module):
             {"embed": config.embed_dim},
             {"heads": self.num_heads, None: head_dim(config)},
         )
-        self.query = Dense(embed, heads, dtype=config.dtype, rngs=rngs)
-        self.key = Dense(embed, heads, dtype=config.dtype, rngs=rngs)
-        self.value = Dense(embed, heads, dtype=config.dtype, rngs=rngs)
+        options = {"stddev": config.init_stddev, "dtype": config.dtype, "rngs": rngs}
+        self.query = Dense(embed, heads, **options)
+        self.key = Dense(embed, heads, **options)
+        self.value = Dense(embed, heads, **options)
         self.out = Dense(heads, embed, stddev=out_stddev, dtype=config.dtype, rngs=rngs)
 
-    def __call__(self, x_BTD: jax.Array, place: Place, dropout_key: jax.Array | None) -> jax.Array:
+    def __call__(
+        self,
+        x_BTD: jax.Array,
+        place: Place,
+        dropout_key: jax.Array | None,
+        read: Reader | None = None,
+    ) -> tuple[jax.Array, Any]:
+        """What the heads write, and what `read` says of their softmax weights before dropout."""
         q_BHTK, k_BHTK, v_BHTK = self._project(x_BTD, place)
+        if read is not None:
+            if self.kind == "splash":
+                raise ConfigError(
+                    "attention='splash' never forms the softmax weights, so they cannot be read; "
+                    "set attention='plain'"
+                )
+            weights_BHTT = attention.weigh(
+                q_BHTK, k_BHTK, place, place, self.causal, self._slopes()
+            )
+            mixed_BHTK = attention.mix(weights_BHTT, v_BHTK, self.rate, dropout_key)
+            return self.out(mixed_BHTK.transpose(0, 2, 1, 3)), read(weights_BHTT)
         _, _, length, head_dim = q_BHTK.shape
         alibi, dropout = self.position == "alibi", dropout_key is not None and self.rate > 0
         if choose_splash(self.kind, length, head_dim, alibi=alibi, dropout=dropout):
             mixed_BHTK = splash_attend(q_BHTK, k_BHTK, v_BHTK, place, causal=self.causal)
-            return self.out(mixed_BHTK.transpose(0, 2, 1, 3))
-        return self._mix(q_BHTK, k_BHTK, v_BHTK, place, place, dropout_key)
-
-    def weights(self, x_BTD: jax.Array, place: Place) -> jax.Array:
-        """The softmax weights themselves (batch, heads, queries, keys), without dropout."""
-        q_BHTK, k_BHTK, _ = self._project(x_BTD, place)
-        return attention.weigh(q_BHTK, k_BHTK, place, place, self.causal, self._slopes())
+            return self.out(mixed_BHTK.transpose(0, 2, 1, 3)), None
+        return self._mix(q_BHTK, k_BHTK, v_BHTK, place, place, dropout_key), None
 
     def extend(
         self, x_BTD: jax.Array, places: Place, start: int | jax.Array, cache: Cache
@@ -248,27 +263,37 @@ class Attention(nnx.Module):
 
 
 class MLP(nnx.Module):
-    """The feed-forward layer, with one hidden layer or several of the same width."""
+    """The feed-forward layer, with one hidden layer or several of the same width.
+
+    A gate multiplies the last of them by a product of the input.
+    """
 
     def __init__(
-        self, config: TransformerConfig, *, out_stddev: float, hidden: int = 1, rngs: nnx.Rngs
+        self,
+        config: TransformerConfig,
+        *,
+        out_stddev: float,
+        hidden: int = 1,
+        gated: bool = False,
+        rngs: nnx.Rngs,
     ):
         self.activation = config.activation
         embed, mlp = {"embed": config.embed_dim}, {"mlp": mlp_dim(config)}
-        self.up = Dense(embed, mlp, dtype=config.dtype, rngs=rngs)
+        options = {"stddev": config.init_stddev, "dtype": config.dtype, "rngs": rngs}
+        self.up = Dense(embed, mlp, **options)
         # Only the outputs name their axis: a mesh axis cuts one side of a matrix.
         self.middle = nnx.List(
-            [
-                Dense({None: mlp_dim(config)}, mlp, dtype=config.dtype, rngs=rngs)
-                for _ in range(hidden - 1)
-            ]
+            [Dense({None: mlp_dim(config)}, mlp, **options) for _ in range(hidden - 1)]
         )
+        self.gate = Dense(embed, mlp, **options) if gated else None
         self.down = Dense(mlp, embed, stddev=out_stddev, dtype=config.dtype, rngs=rngs)
 
     def __call__(self, x_BTD: jax.Array) -> jax.Array:
         h_BTF = x_BTD
         for layer in (self.up, *self.middle):
             h_BTF = constrain(ACTIVATIONS[self.activation](layer(h_BTF)), "batch", None, "mlp")
+        if self.gate is not None:
+            h_BTF = h_BTF * constrain(self.gate(x_BTD), "batch", None, "mlp")
         return self.down(h_BTF)
 
 
@@ -287,12 +312,23 @@ def make_blocks(make: Callable[[nnx.Rngs], nnx.Module], config: ModelConfig, rng
     return nnx.List([make(nnx.Rngs(params=key)) for key in keys])
 
 
-def run_blocks(blocks, config: ModelConfig, x_BTD, place: Place, dropout_key=None) -> jax.Array:
-    """x through all blocks, each `block(x, place, key)`; scan and remat as configured."""
+def run_blocks(
+    blocks,
+    config: ModelConfig,
+    x_BTD: jax.Array,
+    place: Place,
+    dropout_key: jax.Array | None = None,
+    read: Reader | None = None,
+) -> tuple[jax.Array, Any]:
+    """x through all blocks, each `block(x, place, key, read)`; scan and remat as configured.
+
+    Second: what was read of each layer's attention, stacked; None without a reader.
+    """
     keys = None if dropout_key is None else jax.random.split(dropout_key, config.num_layers)
 
     def apply(graphdef, params, x_BTD, key):
-        return constrain(nnx.merge(graphdef, params)(x_BTD, place, key), "batch", None, None)
+        x_BTD, reading = nnx.merge(graphdef, params)(x_BTD, place, key, read)
+        return constrain(x_BTD, "batch", None, None), reading
 
     if config.remat == "full":
         apply = jax.checkpoint(apply, static_argnums=0)
@@ -302,23 +338,21 @@ def run_blocks(blocks, config: ModelConfig, x_BTD, place: Place, dropout_key=Non
 
     if config.scan_layers:
         graphdef, params = nnx.split(blocks)
-        x_BTD, _ = jax.lax.scan(
-            lambda x, layer: (apply(graphdef, layer[0], x, layer[1]), None), x_BTD, (params, keys)
-        )
-        return x_BTD
+        return jax.lax.scan(lambda x, layer: apply(graphdef, layer[0], x, layer[1]), x_BTD,
+                            (params, keys))  # fmt: skip
+    readings = []
     for n, block in enumerate(blocks):
-        x_BTD = apply(*nnx.split(block), x_BTD, None if keys is None else keys[n])
-    return x_BTD
+        x_BTD, reading = apply(*nnx.split(block), x_BTD, None if keys is None else keys[n])
+        readings.append(reading)
+    return x_BTD, None if read is None else jax.tree.map(lambda *each: jnp.stack(each), *readings)
 
 
-def each_block(blocks, config: ModelConfig) -> Iterator[nnx.Module]:
-    """The block of each layer."""
+def first_block(blocks, config: ModelConfig) -> nnx.Module:
+    """The block of the first layer."""
     if not config.scan_layers:
-        yield from blocks
-        return
+        return blocks[0]
     graphdef, params = nnx.split(blocks)
-    for n in range(config.num_layers):
-        yield nnx.merge(graphdef, jax.tree.map(lambda stacked: stacked[n], params))  # noqa: B023
+    return nnx.merge(graphdef, jax.tree.map(lambda stacked: stacked[0], params))
 
 
 def make_cache(config: TransformerConfig, batch: int, slots: int) -> Cache | list[Cache]:

@@ -99,7 +99,7 @@ class LinearAttention(nnx.Module):
         place = locate(x_BTD.shape[1], group_BT)
         x_BTD = self.positions(x_BTD, place).astype(self.config.dtype)
         x_BTD = constrain(x_BTD, "batch", None, None)
-        return run_blocks(self.blocks, self.config, x_BTD, place)
+        return run_blocks(self.blocks, self.config, x_BTD, place)[0]
 
 
 class Convolution(nnx.Module):
@@ -136,7 +136,9 @@ class Block(nnx.Module):
         out_stddev = (heads * size * config.context_length) ** -0.5
         self.out = normal(rngs, (heads, size, width), ("heads", None, "embed"), out_stddev)
 
-    def __call__(self, x_BTD: jax.Array, place: Place, _key: None = None) -> jax.Array:
+    def __call__(self, x_BTD: jax.Array, place: Place, _key: None = None, _read: None = None):
+        """The output, and nothing that was read: its scores are no softmax weights."""
+
         def project(kernel: nnx.Param) -> jax.Array:
             y_BHTK = jnp.einsum("btd,dhk->bhtk", x_BTD, kernel[...].astype(x_BTD.dtype))
             return constrain(y_BHTK, "batch", "heads", None, None)
@@ -148,4 +150,4 @@ class Block(nnx.Module):
             scores_BHTS = jnp.where(mask_BTS[:, None], scores_BHTS, 0)
         mixed_BHTK = jnp.einsum("bhts,bhsk->bhtk", scores_BHTS, v_BHTK)
         y_BTD = jnp.einsum("bhtk,hkd->btd", mixed_BHTK, self.out[...].astype(x_BTD.dtype))
-        return x_BTD + y_BTD if self.residual else y_BTD
+        return (x_BTD + y_BTD if self.residual else y_BTD), None

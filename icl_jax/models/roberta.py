@@ -4,6 +4,8 @@ Shape suffixes: B batch, T time, D embed, V vocab.
 """
 
 import dataclasses
+import functools
+from typing import Any
 
 from flax import nnx
 import jax
@@ -11,7 +13,7 @@ import jax.numpy as jnp
 
 from icl_jax.config import RobertaConfig
 from icl_jax.config.tree import validate
-from icl_jax.models.attention import Place, locate
+from icl_jax.models.attention import Place, Reader, locate
 from icl_jax.models.dropout import dropout
 from icl_jax.models.inputs import check_token_types, check_tokens, position_limit
 from icl_jax.models.layers import (
@@ -23,7 +25,7 @@ from icl_jax.models.layers import (
     Positions,
     Table,
     constant,
-    each_block,
+    first_block,
     make_blocks,
     run_blocks,
     split_key,
@@ -32,25 +34,30 @@ from icl_jax.models.layers import (
 )
 from icl_jax.sharding import constrain, use_mesh_of
 
-STDDEV = 0.02  # Devlin et al. 2019, Liu et al. 2019
-
 
 class Roberta(nnx.Module):
-    """`model(tokens, group)` gives logits of the MLM head; `hidden` the encoder's last layer."""
+    """`model(tokens, group)` gives logits of the MLM head; `hidden` the encoder's last layer.
+
+    `read_attention` is as for `GPT`.
+    """
 
     def __init__(self, config: RobertaConfig, *, rngs: nnx.Rngs):
         validate(config)
         self.config = dataclasses.replace(config)
         self.token_embedding = Table(
-            config.vocab_size, config.embed_dim, config.embedding_rank, "vocab", STDDEV,
+            config.vocab_size, config.embed_dim, config.embedding_rank, "vocab", config.init_stddev,
             zero_row=config.pad_token_id, rngs=rngs,
         )  # fmt: skip
         padding_row = config.position_offset - 1 if config.position_offset else None
         self.positions = Positions(
-            config, offset=config.position_offset, zero_row=padding_row, stddev=STDDEV, rngs=rngs
+            config,
+            offset=config.position_offset,
+            zero_row=padding_row,
+            stddev=config.init_stddev,
+            rngs=rngs,
         )
         self.token_types = Table(
-            config.token_types, config.embed_dim, None, None, STDDEV, rngs=rngs
+            config.token_types, config.embed_dim, None, None, config.init_stddev, rngs=rngs
         )
         self.embedding_norm = LayerNorm(config.embed_dim, config.norm_epsilon)
         self.blocks = make_blocks(lambda rngs: Block(config, rngs=rngs), config, rngs)
@@ -58,18 +65,32 @@ class Roberta(nnx.Module):
         self.mlm_head = MLMHead(config, rngs=rngs) if config.mlm_head else None
 
     def __call__(
-        self, tokens, group=None, *, token_types=None, dropout_key: jax.Array | None = None
-    ) -> jax.Array:
+        self,
+        tokens,
+        group=None,
+        *,
+        token_types=None,
+        dropout_key: jax.Array | None = None,
+        read_attention: Reader | None = None,
+    ) -> jax.Array | tuple[jax.Array, Any]:
         """Float32 logits (batch, time, vocabulary). `group` (batch, time): 0 is padding."""
         with use_mesh_of(self):
-            return self._forward(*self._check(tokens, group, token_types), dropout_key)
+            checked = self._check(tokens, group, token_types)
+            return self._forward(*checked, dropout_key, read=read_attention)
 
     def hidden(
-        self, tokens, group=None, *, token_types=None, dropout_key: jax.Array | None = None
-    ) -> jax.Array:
+        self,
+        tokens,
+        group=None,
+        *,
+        token_types=None,
+        dropout_key: jax.Array | None = None,
+        read_attention: Reader | None = None,
+    ) -> jax.Array | tuple[jax.Array, Any]:
         """The last hidden states (batch, time, embed). `token_types` (batch, time); None: all 0."""
         with use_mesh_of(self):
-            return self._encode(*self._check(tokens, group, token_types), dropout_key)
+            checked = self._check(tokens, group, token_types)
+            return self._encode(*checked, dropout_key, read=read_attention)
 
     def first_layer(self, tokens, group=None, *, token_types=None) -> jax.Array:
         """The hidden states (batch, time, embed) after the first block."""
@@ -100,20 +121,22 @@ class Roberta(nnx.Module):
         tokens_BT, group_BT = check_tokens(tokens, group, config.vocab_size, position_limit(config))
         return tokens_BT, group_BT, check_token_types(token_types, tokens.shape, config.token_types)
 
-    @jax.jit
-    def _forward(self, tokens_BT, group_BT, types_BT, dropout_key) -> jax.Array:
-        return self.logits(self._encode(tokens_BT, group_BT, types_BT, dropout_key))
+    @functools.partial(jax.jit, static_argnames="read")
+    def _forward(self, tokens_BT, group_BT, types_BT, dropout_key, read=None):
+        found = self._encode(tokens_BT, group_BT, types_BT, dropout_key, read=read)
+        return self.logits(found) if read is None else (self.logits(found[0]), found[1])
 
-    @jax.jit
-    def _encode(self, tokens_BT, group_BT, types_BT, dropout_key) -> jax.Array:
+    @functools.partial(jax.jit, static_argnames="read")
+    def _encode(self, tokens_BT, group_BT, types_BT, dropout_key, read=None):
         embedding_key, block_key = split_key(dropout_key, 2)
         x_BTD, place = self._embed(tokens_BT, group_BT, types_BT, embedding_key)
-        return run_blocks(self.blocks, self.config, x_BTD, place, block_key)
+        found = run_blocks(self.blocks, self.config, x_BTD, place, block_key, read)
+        return found[0] if read is None else found
 
     @jax.jit
     def _encode_first(self, tokens_BT, group_BT, types_BT) -> jax.Array:
         x_BTD, place = self._embed(tokens_BT, group_BT, types_BT, None)
-        return next(each_block(self.blocks, self.config))(x_BTD, place, None)
+        return first_block(self.blocks, self.config)(x_BTD, place, None)[0]
 
     def _embed(self, tokens_BT, group_BT, types_BT, dropout_key) -> tuple[jax.Array, Place]:
         config = self.config
@@ -132,17 +155,18 @@ class Block(nnx.Module):
 
     def __init__(self, config: RobertaConfig, *, rngs: nnx.Rngs):
         self.rate = config.residual_dropout
-        self.attention = Attention(config, causal=False, out_stddev=STDDEV, rngs=rngs)
+        self.attention = Attention(config, causal=False, out_stddev=config.init_stddev, rngs=rngs)
         self.attention_norm = LayerNorm(config.embed_dim, config.norm_epsilon)
-        self.mlp = MLP(config, out_stddev=STDDEV, rngs=rngs)
+        self.mlp = MLP(config, out_stddev=config.init_stddev, rngs=rngs)
         self.mlp_norm = LayerNorm(config.embed_dim, config.norm_epsilon)
 
-    def __call__(self, x_BTD: jax.Array, place: Place, dropout_key: jax.Array | None) -> jax.Array:
+    def __call__(self, x_BTD: jax.Array, place: Place, dropout_key, read: Reader | None = None):
+        """The stream, and what `read` says of the attention."""
         attention_key, *residual_keys = split_key(dropout_key, 3)
-        h_BTD = self.attention(x_BTD, place, attention_key)
+        h_BTD, reading = self.attention(x_BTD, place, attention_key, read)
         x_BTD = self.attention_norm(x_BTD + dropout(h_BTD, self.rate, residual_keys[0]))
         h_BTD = self.mlp(x_BTD)
-        return self.mlp_norm(x_BTD + dropout(h_BTD, self.rate, residual_keys[1]))
+        return self.mlp_norm(x_BTD + dropout(h_BTD, self.rate, residual_keys[1])), reading
 
 
 class MLMHead(nnx.Module):
@@ -153,7 +177,7 @@ class MLMHead(nnx.Module):
         self.dense = square_dense(config, rngs)
         self.norm = LayerNorm(config.embed_dim, config.norm_epsilon)
         self.bias = constant(0.0, (config.vocab_size,), ("vocab",))
-        self.table = None if config.tie_head else untied_head(config, STDDEV, rngs)
+        self.table = None if config.tie_head else untied_head(config, config.init_stddev, rngs)
 
     def __call__(self, hidden_BTD: jax.Array, token_embedding: Table):
         """(x, rows, bias) of the logits x rows^T + bias."""
@@ -164,4 +188,6 @@ class MLMHead(nnx.Module):
 def square_dense(config: RobertaConfig, rngs: nnx.Rngs) -> Dense:
     """A layer from width to width; only one side is named: a mesh axis cannot cut both."""
     width = config.embed_dim
-    return Dense({"embed": width}, {None: width}, stddev=STDDEV, dtype=config.dtype, rngs=rngs)
+    return Dense(
+        {"embed": width}, {None: width}, stddev=config.init_stddev, dtype=config.dtype, rngs=rngs
+    )

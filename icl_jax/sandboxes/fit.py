@@ -6,12 +6,13 @@ on (seed, step), so training that was stopped continues bit for bit.
 
 from collections.abc import Callable, Sequence
 import dataclasses
+import functools
 import io
 import math
 import multiprocessing
 from pathlib import Path
 import time
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from flax import nnx
 import jax
@@ -24,7 +25,6 @@ from tqdm import tqdm
 from icl_jax.config import MeshConfig, ModelConfig, OptimizerConfig
 from icl_jax.config.tree import validate
 from icl_jax.files.step_folder import beside
-from icl_jax.models import abstract
 from icl_jax.models.kinds import kind_of
 from icl_jax.sandboxes.points import note_progress
 from icl_jax.sharding import make_mesh
@@ -36,8 +36,11 @@ STEPS_PER_CALL = 100
 SAVE_SECONDS = 60
 UNFINISHED = "unfinished.npz"
 
-# A batch is made of a key, in the step: the task, and the position of the first token or None.
-Draw = Callable[[jax.Array], tuple[Task, jax.Array | None]]
+Network = ModelConfig | Callable[[nnx.Rngs], nnx.Module]
+# A batch is made of a key, in the step: for `cross_entropy` the task, and the position of the first
+# token or None; any pytree for a loss of one's own.
+Draw = Callable[[jax.Array], Any]
+Loss = Callable[[nnx.Module, Any, jax.Array | None, jax.Array], jax.Array]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -86,25 +89,42 @@ class Prepared(NamedTuple):
     call: Callable[[_State, int], tuple[_State, jax.Array]]  # (state, steps done) -> losses
 
 
+def cross_entropy(
+    model: nnx.Module, batch: Any, dropout_key: jax.Array | None, n: jax.Array
+) -> jax.Array:
+    """The usual loss: (network, batch, key of dropout, number of the step) -> a scalar."""
+    task, offset = batch
+    options = {} if offset is None else {"offset": offset}
+    logits = model(task.inputs_BT, task.group_BT, dropout_key=dropout_key, **options)
+    return mean_loss(logits, task)
+
+
+def mean_loss(logits_BTV: jax.Array, task: Task) -> jax.Array:
+    """The cross-entropy of the targets that count, on average."""
+    each_BT = optax.softmax_cross_entropy_with_integer_labels(logits_BTV, task.targets_BT)
+    return jnp.sum(each_BT * task.weights_BT) / jnp.maximum(jnp.sum(task.weights_BT), 1.0)
+
+
 def fit(
-    config: ModelConfig,
+    network: Network,
     draw: Draw,
     recipe: Recipe,
     seeds: Sequence[int],
     keep: Path | None = None,
+    loss: Loss = cross_entropy,
 ) -> Fitted:
     """Trains a network from each seed. `keep`: a folder for the state of an unfinished training.
 
     The caller deletes `keep / UNFINISHED` when it has kept the results.
     """
-    graphdef, state, call = prepare(config, draw, recipe, seeds)
+    graphdef, state, call = prepare(network, draw, recipe, seeds, loss)
     file = None if keep is None else keep / UNFINISHED
     state, losses, done = _restore(file, state)
     saved = time.monotonic()
     with _steps_bar(recipe.steps, done) as bar:
         while done < recipe.steps:
-            state, loss = call(state, done)
-            losses.append(np.asarray(loss)[:, : recipe.steps - done].mean(axis=1))
+            state, found = call(state, done)
+            losses.append(np.asarray(found)[:, : recipe.steps - done].mean(axis=1))
             done += STEPS_PER_CALL
             bar.update(min(STEPS_PER_CALL, recipe.steps - bar.n))
             if keep is not None:
@@ -116,21 +136,30 @@ def fit(
     return Fitted(graphdef, params, np.stack(losses, axis=1))
 
 
-def prepare(config: ModelConfig, draw: Draw, recipe: Recipe, seeds: Sequence[int]) -> Prepared:
+def prepare(
+    network: Network,
+    draw: Draw,
+    recipe: Recipe,
+    seeds: Sequence[int],
+    loss: Loss = cross_entropy,
+) -> Prepared:
     """Networks with their first weights, placed on the devices, and the compiled steps."""
-    for part in (config, recipe.optimizer):
-        validate(part)
-    graphdef, _ = abstract(config)
+    validate(recipe.optimizer)
+    make = network
+    if isinstance(network, ModelConfig):
+        validate(network)
+        make = functools.partial(kind_of(network).module, network)
+    graphdef, _ = nnx.split(nnx.eval_shape(lambda: make(rngs=nnx.Rngs(0))))
     optimizer = make_optimizer(recipe.optimizer, learning_rate(recipe.optimizer, recipe.steps))
     sharding = over_seeds(len(seeds))
     keys = jax.device_put(jax.vmap(jax.random.key)(jnp.array(seeds, jnp.uint32)), sharding)
 
     def start(key: jax.Array) -> _State:
         rngs = nnx.Rngs(params=jax.random.fold_in(key, 0))
-        params = nnx.as_pure(nnx.state(kind_of(config).module(config, rngs=rngs)))
+        params = nnx.as_pure(nnx.state(make(rngs=rngs)))
         return _State(params, optimizer.init(params), params if recipe.ema_decay else None)
 
-    advance = _make_step(graphdef, draw, optimizer, recipe)
+    advance = _make_step(graphdef, draw, optimizer, recipe, loss)
 
     def call(state: _State, keys: jax.Array, first: jax.Array) -> tuple[_State, jax.Array]:
         # The last call is shorter: steps past the end change nothing.
@@ -177,22 +206,16 @@ def each_seed(function: Callable, count: int) -> Callable:
     return jax.shard_map(of_own, mesh=sharding.mesh, in_specs=spec, out_specs=spec, check_vma=False)
 
 
-def _make_step(graphdef, draw: Draw, optimizer, recipe: Recipe) -> Callable:
+def _make_step(graphdef, draw: Draw, optimizer, recipe: Recipe, loss: Loss) -> Callable:
     """(state, the seed's key, number of the step) -> (state, loss), for one seed."""
 
-    def loss_of(params, task: Task, offset, dropout_key):
-        options = {} if offset is None else {"offset": offset}
-        model = nnx.merge(graphdef, params)
-        logits = model(task.inputs_BT, task.group_BT, dropout_key=dropout_key, **options)
-        each_BT = optax.softmax_cross_entropy_with_integer_labels(logits, task.targets_BT)
-        total = jnp.maximum(jnp.sum(task.weights_BT), 1.0)
-        return jnp.sum(each_BT * task.weights_BT) / total
+    def loss_of(params, batch, dropout_key, n):
+        return loss(nnx.merge(graphdef, params), batch, dropout_key, n)
 
     def advance(state: _State, key: jax.Array, n: jax.Array) -> tuple[_State, jax.Array]:
         data_key, dropout_key = jax.random.split(jax.random.fold_in(key, n + 1))
-        task, offset = draw(data_key)
         dropout_key = dropout_key if recipe.dropout else None
-        loss, grads = jax.value_and_grad(loss_of)(state.params, task, offset, dropout_key)
+        value, grads = jax.value_and_grad(loss_of)(state.params, draw(data_key), dropout_key, n)
         updates, opt_state = optimizer.update(grads, state.opt_state, state.params)
         params = optax.apply_updates(state.params, updates)
         ema = state.ema
@@ -202,7 +225,7 @@ def _make_step(graphdef, draw: Draw, optimizer, recipe: Recipe) -> Callable:
         new = _State(params, opt_state, ema)
         if recipe.steps % STEPS_PER_CALL:
             new = jax.tree.map(lambda a, b: jnp.where(n < recipe.steps, a, b), new, state)
-        return new, loss
+        return new, value
 
     return advance
 

@@ -34,6 +34,7 @@ def flops_per_token(config: ExperimentConfig) -> float:
     attention_dim = model.num_heads * head_dim(model)
     block = 4 * model.embed_dim * attention_dim + 2 * model.embed_dim * mlp_dim(model)
     block += (getattr(model, "mlp_layers", 1) - 1) * mlp_dim(model) ** 2
+    block += getattr(model, "gated", False) * model.embed_dim * mlp_dim(model)
     masked = config.training.objective == "masked_token"
     head = model.vocab_size * model.embed_dim * (config.training.mask_share if masked else 1.0)
     pairs = 2 * config.sequence_length * attention_dim

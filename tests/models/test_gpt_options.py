@@ -77,6 +77,9 @@ def _numpy_row(config, p, tokens, positions):
         hidden = [mlp["up"]] + [mlp["middle"][i] for i in range(config.mlp_layers - 1)]
         for layer in hidden:
             h = np.maximum(h @ layer["kernel"] + layer["bias"], 0)
+        if config.gated:
+            gate = norm(x, block.get("mlp_norm")) @ mlp["gate"]["kernel"] + mlp["gate"]["bias"]
+            h = h * gate
         x = x + h @ mlp["down"]["kernel"] + mlp["down"]["bias"]
     shape = (config.num_layers, config.num_heads, len(x), len(x))
     return norm(x, p.get("final_norm")) @ p["token_embedding"]["rows"].T, np.reshape(seen, shape)
@@ -91,6 +94,7 @@ EQUATIONS = [
     {"mlp_layers": 2, "position": "sinusoidal"},
     {"norm": "none", "mlp_layers": 3, "position": "none"},
     {"position": "linear", "mlp_layers": 2, "num_layers": 1},
+    {"gated": True, "mlp_layers": 2},
 ]
 
 
@@ -336,7 +340,7 @@ def test_wrong_options_are_refused(options, words):
 def test_configs_written_before_these_options_read_as_gpt2():
     written = to_dict(GPTConfig(**SMALL))
     assert from_dict(written | {"norm": "none"}).norm == "none"
-    for name in ("norm", "mlp_layers"):
+    for name in ("norm", "mlp_layers", "gated"):
         written.pop(name)
     assert from_dict(written) == GPTConfig(**SMALL)
 

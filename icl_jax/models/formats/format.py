@@ -14,7 +14,7 @@ ACTIVATIONS = {
 # What only our models can do, so that no folder can store it: field -> the only value of theirs.
 OURS_ONLY = {
     "position": "learned", "embedding_rank": None, "position_rank": None, "norm": "layer",
-    "mlp_layers": 1,
+    "mlp_layers": 1, "gated": False,
 }  # fmt: skip
 
 
