@@ -51,6 +51,7 @@ COMMANDS = {
     "results": "studies.results",
     "pods": "studies.pods",
     "automata": "sandboxes.automata",
+    "dyck": "sandboxes.dyck",
 }
 
 

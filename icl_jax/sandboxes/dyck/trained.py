@@ -144,8 +144,12 @@ def check(training: Training) -> None:
         raise ConfigError(f"position must be none or linear, got '{training.position}'")
     if training.network == "minimal" and training.position != "none":
         raise ConfigError("a minimal first layer has no positions; set position='none'")
+    if training.network == "minimal" and training.learn == "copy":
+        raise ConfigError("copying needs network='gpt': a minimal first layer hides the types")
     if training.contrast and training.learn == "copy":
         raise ConfigError("a contrastive term is for what comes next; set contrast=0")
+    if training.seeds < 2:
+        raise ConfigError(f"seeds must be at least 2 to compare them, got {training.seeds}")
     _ = training.language
 
 
@@ -218,7 +222,7 @@ def fixed_before(
 ) -> tuple[jax.Array, jax.Array]:
     """Rows after all brackets of the language, nested by type, with a random pair among them."""
     rows, depth = tokens_BT.shape[0], language.depth
-    every = np.concatenate([language.nested([kind] * depth) for kind in range(language.types)])
+    every = every_bracket(language)[0, 1:]
     prefixes_NP = np.array(
         [
             np.insert(every, 2 * depth * kind + level, language.nested([kind]))
@@ -343,9 +347,7 @@ def weigh_balance(training: Training, fitted: Fitted) -> dict:
 
 def look(training: Training, fitted: Fitted) -> dict:
     """The last layer on one prefix with every bracket, and its weight on the top of the stack."""
-    language = training.language
-    every = [language.nested([kind] * training.depth) for kind in range(training.types)]
-    shown_1T = np.concatenate([[START], *every])[None].astype(np.int32)
+    language, shown_1T = training.language, every_bracket(training.language)
     maps_SQK = fitted.of_each_seed(lambda model: model.attention_weights(shown_1T)[-1, 0, 0])()
     rows = new_rows(training, 4 * CHUNK, training.length)
     place_BT = top_places(language, rows.tokens_BT)
@@ -361,6 +363,12 @@ def look(training: Training, fitted: Fitted) -> dict:
         "on_top": on_top_S.tolist(),
         "on_top_if_equal": float(np.mean(1 / (query_Q + 1))),
     }
+
+
+def every_bracket(language: Dyck) -> np.ndarray:
+    """A row of the pairs of each type, nested as deep as can be: [[[[]]]](((())))."""
+    pairs = [language.nested([kind] * language.depth) for kind in range(language.types)]
+    return np.concatenate([[START], *pairs])[None].astype(np.int32)
 
 
 def top_places(language: Dyck, tokens_BT: np.ndarray) -> np.ndarray:
@@ -407,11 +415,14 @@ def read_copies(training: Training, fitted: Fitted) -> dict:
         weights_LBQK = model.attention_weights(tokens_BT)[:, :, 0]
         return jnp.einsum("lbqk,bk->lq", weights_LBQK, closes_BT)[:, 1:].mean(axis=1) / rows
 
-    rows = len(tokens_BT)
+    rows, shown_1T = len(tokens_BT), every_bracket(training.language)
     seen_BT = np.cumsum(closes_BT, axis=1) / np.arange(1, closes_BT.shape[1] + 1)
     return {
         "tests": {NEAR: {"copied": fitted.of_each_seed(accuracy)().tolist(),
                          "copied_without_attention": fitted.of_each_seed(without)().tolist()}},
         "on_closings": fitted.of_each_seed(on_closings)().tolist(),
         "on_closings_if_equal": float(seen_BT[:, 1:].mean()),
+        "layers": np.round(
+            fitted.of_each_seed(lambda model: model.attention_weights(shown_1T)[:, 0, 0])()[0], 4
+        ).tolist(),
     }  # fmt: skip
