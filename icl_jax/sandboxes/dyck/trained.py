@@ -148,6 +148,11 @@ def check(training: Training) -> None:
         raise ConfigError("copying needs network='gpt': a minimal first layer hides the types")
     if training.contrast and training.learn == "copy":
         raise ConfigError("a contrastive term is for what comes next; set contrast=0")
+    if training.network == "minimal" and min(training.types, training.depth) < 2:
+        raise ConfigError(
+            f"balance is between 2 types and 2 depths at least, got {training.types} and "
+            f"{training.depth}; set types=2 and depth=2 or more"
+        )
     if training.seeds < 2:
         raise ConfigError(f"seeds must be at least 2 to compare them, got {training.seeds}")
     _ = training.language

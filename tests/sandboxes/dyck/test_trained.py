@@ -215,6 +215,7 @@ def test_a_network_with_a_minimal_first_layer_learns_to_close_brackets(tmp_path)
         ({"network": "gpt", "position": "rotary"}, "position must be none or linear"),
         ({"network": "gpt", "learn": "copy", "contrast": 0.3}, "set contrast=0"),
         ({"network": "minimal", "learn": "copy"}, "copying needs network='gpt'"),
+        ({"types": 1}, "balance is between 2 types and 2 depths at least, got 1 and 4"),
         ({"seeds": 1}, "seeds must be at least 2 to compare them, got 1"),
         ({"opening": 1.5}, "probability of an opening"),
     ],

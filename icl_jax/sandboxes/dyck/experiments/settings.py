@@ -17,7 +17,7 @@ EXPLAINED = (
     "one is most probable; (ii) the same after closings only, since an opening says itself what "
     "closes it; (iii) the right one has more than 80% of the probability of all closings. "
 )
-# The rows whose weights are not kept in results.json: they are in the folders of the points.
+# Arrays too long for results.json, which stay in the folders of the points.
 LONG = ("attention", "layers", "losses", "by_length", "shown")
 
 
