@@ -76,7 +76,7 @@ def demonstrate(
         "seed": seed, "units": units, "positions": positions,
         "weights": sum(row["weights"] for row in table),
         "carried_by": [first + 1, first + 2],
-        "gaps": gaps, "bounds": bounds, "disagreement": disagreement,
+        "gaps": gaps, "bounds": list(bounds), "disagreement": disagreement,
         "component": chosen | {"places": kept},
         "matrices": table,
         "example": {
