@@ -118,12 +118,17 @@ def _claims(results: Results, of: dict, baseline: float) -> list[Claim]:
 
 def _draw(figure: Figure, of: dict) -> None:
     panels = figure.subplots(len(ARMS), SHOWN_SEEDS, squeeze=False)
+    *_, last = ARMS
     for row, arm in zip(panels, ARMS):
         for seed, axis in enumerate(row):
             if seed >= len(of[arm]["attention"]):
                 axis.axis("off")
                 continue
             draw_map(axis, np.array(of[arm]["attention"][seed]), of[arm]["shown"])
+            if seed:
+                axis.set_yticks([])
+            if arm != last:
+                axis.set_xticks([])
             axis.set_title(f"{arm}: seed {seed}" if seed == 0 else f"seed {seed}", fontsize=7,
                            loc="left")  # fmt: skip
 
