@@ -174,7 +174,7 @@ def test_the_top_of_the_stack_is_the_opening_that_closes_next():
     "fields",
     [
         {},
-        {"network": "gpt", "position": "linear"},
+        {"network": "gpt", "position": "linear", "uniform": True},
         {"network": "gpt", "learn": "copy"},
     ],
 )
@@ -182,6 +182,9 @@ def test_a_training_says_everything_of_every_seed(fields, tmp_path):
     found = train(tmp_path, **SMALL | fields)
     assert np.shape(found["attention"]) == (2, 13, 13) and found["shown"] == "·[[[]]]((()))"
     np.testing.assert_allclose(np.sum(found["attention"], axis=-1), 1, atol=1e-3)
+    if "uniform" in fields:
+        equal = np.tril(np.ones((13, 13))) / np.arange(1, 14)[:, None]
+        np.testing.assert_allclose(found["attention"], [equal, equal], atol=1e-4)
     assert found["variation"] >= 0 and len(found["on_top"]) == 2
     assert not list(tmp_path.glob("unfinished*"))
     if fields.get("learn") == "copy":
