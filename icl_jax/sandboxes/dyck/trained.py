@@ -2,7 +2,8 @@
 
 All seeds learn from one set of prefixes, as in the authors' code. With a contrastive term they are
 also to say the same of a prefix after pairs that are closed (3.40).
-Shape suffixes: B batch, T time, P tokens of a longer row, S seeds, V vocabulary, Q queries, K keys.
+Shape suffixes: B batch, C chunks, T time, P tokens of a longer row, S seeds, V vocabulary,
+Q queries, K keys, L layers, M (type, depth) tokens.
 """
 
 from collections.abc import Callable
@@ -19,8 +20,10 @@ import numpy as np
 from icl_jax.config import ConfigError, GPTConfig, OptimizerConfig
 from icl_jax.models.gpt import GPT
 from icl_jax.sandboxes.dyck.balance import violation
+from icl_jax.sandboxes.dyck.contrast import fixed_before, nested_before
 from icl_jax.sandboxes.dyck.language import EMPTY, START, Dyck, Rows
 from icl_jax.sandboxes.dyck.network import FORMS, MinimalFirstLayer, gpt, make_uniform
+from icl_jax.sandboxes.dyck.variation import top_places, variation
 from icl_jax.sandboxes.fit import UNFINISHED, Fitted, Recipe, fit, mean_loss
 from icl_jax.training.objectives import Task
 
@@ -197,50 +200,6 @@ def make_task(training: Training, tokens_BT: jax.Array) -> Task:
     return Task(tokens_BT, None, next_BT, counts_BT.astype(jnp.float32))
 
 
-def nested_before(
-    language: Dyck, key: jax.Array, tokens_BT: jax.Array
-) -> tuple[jax.Array, jax.Array]:
-    """Rows with r nested pairs between START and the rest, r uniform from 1 to D.
-
-    What follows a row that got fewer pairs is filled with START, which no earlier token sees.
-    """
-    rows, length = tokens_BT.shape
-    count_key, type_key = jax.random.split(key)
-    count_B1 = jax.random.randint(count_key, (rows, 1), 1, language.depth + 1)
-    kind_BD = jax.random.randint(type_key, (rows, language.depth), 0, language.types)
-    place_P = jnp.arange(length + 2 * language.depth)[None]
-    opened_BP = jnp.clip(place_P - 1, 0, language.depth - 1)
-    closed_BP = jnp.clip(2 * count_B1 - place_P, 0, language.depth - 1)
-    is_opening_BP = place_P <= count_B1
-    level_BP = jnp.where(is_opening_BP, opened_BP, closed_BP)
-    pairs_BP = jnp.take_along_axis(kind_BD, level_BP, axis=1) + 1
-    pairs_BP += jnp.where(is_opening_BP, 0, language.types)
-    own_BP = place_P - 2 * count_B1  # the place in the row
-    rest_BP = jnp.take_along_axis(tokens_BT, jnp.clip(own_BP, 0, length - 1), axis=1)
-    rest_BP = jnp.where(own_BP < length, rest_BP, START)
-    longer_BP = jnp.where(own_BP > 0, rest_BP, pairs_BP)
-    return jnp.where(place_P == 0, START, longer_BP), 2 * count_B1[:, 0] + 1
-
-
-def fixed_before(
-    language: Dyck, key: jax.Array, tokens_BT: jax.Array
-) -> tuple[jax.Array, jax.Array]:
-    """Rows after all brackets of the language, nested by type, with a random pair among them."""
-    rows, depth = tokens_BT.shape[0], language.depth
-    every = every_bracket(language)[0, 1:]
-    prefixes_NP = np.array(
-        [
-            np.insert(every, 2 * depth * kind + level, language.nested([kind]))
-            for kind in range(language.types)
-            for level in range(depth)
-        ]
-    )
-    prefix_P = jnp.asarray(prefixes_NP)[jax.random.randint(key, (), 0, len(prefixes_NP))]
-    prefix_BP = jnp.broadcast_to(prefix_P, (rows, len(prefix_P)))
-    first_B = jnp.full((rows,), len(prefix_P) + 1)
-    return jnp.concatenate([prefix_BP, tokens_BT], axis=1), first_B
-
-
 def make_loss(training: Training) -> Callable:
     """The cross-entropy, and the mean square of what closed pairs change of the logits."""
 
@@ -352,7 +311,7 @@ def weigh_balance(training: Training, fitted: Fitted) -> dict:
 
 def look(training: Training, fitted: Fitted) -> dict:
     """The last layer on one prefix with every bracket, and its weight on the top of the stack."""
-    language, shown_1T = training.language, every_bracket(training.language)
+    language, shown_1T = training.language, training.language.every_bracket()
     maps_SQK = fitted.of_each_seed(lambda model: model.attention_weights(shown_1T)[-1, 0, 0])()
     rows = new_rows(training, 4 * CHUNK, training.length)
     place_BT = top_places(language, rows.tokens_BT)
@@ -368,37 +327,6 @@ def look(training: Training, fitted: Fitted) -> dict:
         "on_top": on_top_S.tolist(),
         "on_top_if_equal": float(np.mean(1 / (query_Q + 1))),
     }
-
-
-def every_bracket(language: Dyck) -> np.ndarray:
-    """A row of the pairs of each type, nested as deep as can be: [[[[]]]](((())))."""
-    pairs = [language.nested([kind] * language.depth) for kind in range(language.types)]
-    return np.concatenate([[START], *pairs])[None].astype(np.int32)
-
-
-def top_places(language: Dyck, tokens_BT: np.ndarray) -> np.ndarray:
-    """The place of the opening on top of the stack after each token, or -1."""
-    place_BT = np.full(tokens_BT.shape, -1)
-    for row, tokens in enumerate(tokens_BT.tolist()):
-        stack: list[int] = []
-        for place, token in enumerate(tokens):
-            if token > language.types:
-                stack.pop()
-            elif token != START:
-                stack.append(place)
-            place_BT[row, place] = stack[-1] if stack else -1
-    return place_BT
-
-
-def variation(maps_SQK: np.ndarray) -> float:
-    """The mean of ||A1 - A2||_F^2 over pairs of seeds: twice their variance."""
-    return float(2 * np.asarray(maps_SQK, np.float64).var(axis=0, ddof=1).sum())
-
-
-def random_variation(queries: int) -> float:
-    """The same of causal rows that are uniform on the simplex, by their variance."""
-    n = np.arange(1, queries + 1)
-    return float(np.sum(2 * (n - 1) / (n * (n + 1))))
 
 
 def read_copies(training: Training, fitted: Fitted) -> dict:
@@ -420,7 +348,7 @@ def read_copies(training: Training, fitted: Fitted) -> dict:
         weights_LBQK = model.attention_weights(tokens_BT)[:, :, 0]
         return jnp.einsum("lbqk,bk->lq", weights_LBQK, closes_BT)[:, 1:].mean(axis=1) / rows
 
-    rows, shown_1T = len(tokens_BT), every_bracket(training.language)
+    rows, shown_1T = len(tokens_BT), training.language.every_bracket()
     seen_BT = np.cumsum(closes_BT, axis=1) / np.arange(1, closes_BT.shape[1] + 1)
     return {
         "tests": {NEAR: {"copied": fitted.of_each_seed(accuracy)().tolist(),

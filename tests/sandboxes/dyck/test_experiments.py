@@ -12,7 +12,7 @@ from icl_jax.files.step_folder import StepFolder
 from icl_jax.sandboxes.dyck.__main__ import NAMES, main
 from icl_jax.sandboxes.dyck.experiments import EXPERIMENTS, balance, constructed, variation
 from icl_jax.sandboxes.dyck.experiments.settings import METRICS
-from icl_jax.sandboxes.dyck.trained import FAR, NEAR, Training, every_bracket
+from icl_jax.sandboxes.dyck.trained import FAR, NEAR, Training
 from icl_jax.sandboxes.report import make_section
 
 TRAINED = ("variation", "balance", "copying")
@@ -22,7 +22,7 @@ def made_up(name, values):
     """Results of every point; `values(point, what)` is the mean over its seeds."""
     results, random = {}, np.random.default_rng(0)
     language = Training().language
-    shown = "".join(language.symbols[token] for token in every_bracket(language)[0])
+    shown = "".join(language.symbols[token] for token in language.every_bracket()[0])
     for point in EXPERIMENTS[name].points("mini"):
         seeds = point.arguments["seeds"]
         # Seed by seed, the more of a violation the less of an accuracy.

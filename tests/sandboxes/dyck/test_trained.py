@@ -6,6 +6,7 @@ import pytest
 
 from icl_jax.config import ConfigError
 from icl_jax.sandboxes.dyck import Dyck
+from icl_jax.sandboxes.dyck.contrast import fixed_before, nested_before
 from icl_jax.sandboxes.dyck.language import EMPTY, START
 from icl_jax.sandboxes.dyck.trained import (
     FAR,
@@ -13,17 +14,12 @@ from icl_jax.sandboxes.dyck.trained import (
     Training,
     accuracies,
     check,
-    every_bracket,
-    fixed_before,
     make_count,
     make_draw,
     make_loss,
-    nested_before,
-    random_variation,
-    top_places,
     train,
-    variation,
 )
+from icl_jax.sandboxes.dyck.variation import random_variation, top_places, variation
 
 LANGUAGE = Dyck(2, 3)
 SMALL = {
@@ -164,7 +160,7 @@ def test_random_rows_vary_as_much_as_their_variance_says():
 
 def test_the_top_of_the_stack_is_the_opening_that_closes_next():
     language = Dyck(2, 4)
-    shown = every_bracket(language)
+    shown = language.every_bracket()
     assert "".join(language.symbols[t] for t in shown[0]) == "·[[[[]]]](((())))"
     tokens_1T = language.read("[(())[")[None]
     assert top_places(language, tokens_1T)[0].tolist() == [-1, 1, 2, 3, 2, 1, 6]

@@ -11,7 +11,8 @@ from icl_jax.sandboxes.dyck.experiments.settings import (
     trained_point,
 )
 from icl_jax.sandboxes.dyck.network import MOST_POSITIONS
-from icl_jax.sandboxes.dyck.trained import NEAR, random_variation
+from icl_jax.sandboxes.dyck.trained import NEAR
+from icl_jax.sandboxes.dyck.variation import random_variation
 from icl_jax.sandboxes.experiment import Experiment, Results
 from icl_jax.sandboxes.points import Point
 from icl_jax.sandboxes.report import Claim, Finding, make_table, show_spread
