@@ -50,6 +50,7 @@ class Training:
     position: str = "none"  # of a gpt: none or linear
     layers: int = 2  # of a gpt
     width: int = 50
+    init_stddev: float = 0.02  # of the first weights
     uniform: bool = False  # every visible token has the same attention
     types: int = 2
     depth: int = 4
@@ -80,14 +81,15 @@ class Training:
     def start(self, rngs: nnx.Rngs) -> MinimalFirstLayer | GPT:
         """The network with its first weights."""
         if self.network == "minimal":
-            model = MinimalFirstLayer(self.language, self.form, self.width, rngs=rngs)
+            form = self.form, self.width, self.init_stddev
+            model = MinimalFirstLayer(self.language, *form, rngs=rngs)
         else:
             model = GPT(self.gpt(), rngs=rngs)
         return make_uniform(model) if self.uniform else model
 
     def gpt(self) -> GPTConfig:
         """The config of a standard network."""
-        return gpt(self.language, self.position, self.layers, self.width)
+        return gpt(self.language, self.position, self.layers, self.width, self.init_stddev)
 
     def recipe(self) -> Recipe:
         """Adam and a cosine."""
