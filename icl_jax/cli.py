@@ -53,6 +53,7 @@ COMMANDS = {
     "automata": "sandboxes.automata",
     "flip-flop": "sandboxes.flip_flop",
     "ask-flip-flop": "sandboxes.flip_flop.ask",
+    "dyck": "sandboxes.dyck",
 }
 
 

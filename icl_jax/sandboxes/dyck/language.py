@@ -99,6 +99,11 @@ class Dyck:
         kinds = np.asarray(kinds, np.int32)
         return np.concatenate([1 + kinds, 1 + self.types + kinds[::-1]])
 
+    def every_bracket(self) -> np.ndarray:
+        """One row: the pairs of each type, nested as deep as can be, as in [[[[]]]](((())))."""
+        pairs = [self.nested([kind] * self.depth) for kind in range(self.types)]
+        return np.concatenate([[START], *pairs])[None].astype(np.int32)
+
     @property
     def symbols(self) -> str:
         """How each token is written; START is a dot."""

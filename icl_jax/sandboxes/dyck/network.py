@@ -19,7 +19,6 @@ from icl_jax.sandboxes.dyck.language import START, Dyck
 # Equations 3.37, 3.38 and 3.39.
 FORMS = ("pairs", "types and depths", "types and angles")
 MOST_POSITIONS = 6000  # the last position of linear positions, in the authors' code
-INIT_STDDEV = 0.02  # of matrices, as in the GPT
 EPSILON = 1e-5
 
 
@@ -51,10 +50,12 @@ def embed(form: str, language: Dyck) -> np.ndarray:
 class MinimalFirstLayer(nnx.Module):
     """`model(tokens)` gives the logits of what comes next, from the types and depths of tokens."""
 
-    def __init__(self, language: Dyck, form: str, width: int, *, rngs: nnx.Rngs):
+    def __init__(
+        self, language: Dyck, form: str, width: int, init_stddev: float = 0.02, *, rngs: nnx.Rngs
+    ):
         self.language, self.form = language, form
         inputs = embed(form, language).shape[1]
-        started = {"kernel_init": nnx.initializers.normal(INIT_STDDEV), "rngs": rngs}
+        started = {"kernel_init": nnx.initializers.normal(init_stddev), "rngs": rngs}
         self.query = nnx.Linear(inputs, width, **started)
         self.key = nnx.Linear(inputs, width, **started)
         self.value = nnx.Linear(inputs, width, **started)
@@ -88,12 +89,16 @@ class MinimalFirstLayer(nnx.Module):
         return weights_B1TS[:, 0], self.value(e_BTE)
 
 
-def gpt(language: Dyck, position: str = "none", layers: int = 2, width: int = 50) -> GPTConfig:
+def gpt(
+    language: Dyck, position: str = "none", layers: int = 2, width: int = 50,
+    init_stddev: float = 0.02,
+) -> GPTConfig:  # fmt: skip
     """The standard network: one head, with linear positions or none."""
     return GPTConfig(
         vocab_size=language.num_tokens, context_length=MOST_POSITIONS, num_layers=layers,
         embed_dim=width, mlp_dim=width, num_heads=1, position=position, tie_head=False,
         embedding_dropout=0.0, attention_dropout=0.0, residual_dropout=0.0, attention="plain",
+        init_stddev=init_stddev,
     )  # fmt: skip
 
 
