@@ -1,4 +1,4 @@
-"""Runs the experiments on automata: networks whose weights are set, and trained ones.
+"""Runs the experiments on automata: networks with given weights, and trained ones.
 
 python -m icl_jax.sandboxes.automata --to=runs/automata [--only=M0,M3]
 
