@@ -29,8 +29,7 @@ LSTM = {
     },
 }  # fmt: skip
 SCRATCHPAD = {
-    "mini": GPT["mini"]
-    | {"form": "scratchpad", "width": 32, "hidden": 32, "learning_rate": 3e-3, "steps": 1500},
+    "mini": GPT["mini"] | {"form": "scratchpad", "width": 32, "hidden": 32, "learning_rate": 3e-3},
     "paper": GPT["paper"] | {"form": "scratchpad", "steps": 40_000},
 }
 CORE = 4.5e10  # operations a second of one core, for guesses of time

@@ -27,12 +27,12 @@ from icl_jax.sandboxes.report import (
 SETTINGS = {
     "mini": {
         "length": 10, "layers": 2, "shift": 40, "ones": (0.1, 0.3, 0.5, 0.7, 0.9),
-        "lengths": (5, 10, 15, 20, 30, 40), "steps": 4000,
+        "lengths": (5, 10, 15, 20, 30, 40), "steps": 4000, "lstm_steps": 4000,
     },
     "paper": {
         "length": 40, "layers": 8, "shift": 400,
         "ones": tuple(round(0.05 * n, 2) for n in range(1, 20)),
-        "lengths": tuple(range(8, 129, 8)), "steps": 100_000,
+        "lengths": tuple(range(8, 129, 8)), "steps": 100_000, "lstm_steps": 20_000,
     },
 }  # fmt: skip
 AUTOMATA = {"C2": "C2", "Dyck": "Dyck(4,2)"}
@@ -52,7 +52,7 @@ def points(scale: str) -> list[Point]:
         "no positions": gpt | {"position": "none"},
         "scratchpad": scratchpad,
         SCRATCHPAD_ALIBI: scratchpad | {"position": "alibi"},
-        "LSTM": LSTM[scale],
+        "LSTM": LSTM[scale] | {"steps": settings["lstm_steps"]},
     }
     return [
         trained_point(
