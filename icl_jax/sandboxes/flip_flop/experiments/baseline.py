@@ -130,11 +130,11 @@ def _draw(figure: Figure, results: Results) -> None:
     for axis, test in zip(panels[0], (ID, *OOD)):
         draw_seeds(axis, shown, test, colours)
     draw_curves(panels[1, 0], shown, (SPARSE,), "by_distance", colours)
-    panels[1, 0].set_xlabel("pairs since the write, up to; sparse rows")
+    panels[1, 0].set_xlabel("pairs since the write, up to")
     draw_curves(panels[1, 1], shown, (DENSE,), "by_distance", colours)
-    panels[1, 1].set_xlabel("pairs since the write, up to; dense rows")
-    draw_curves(panels[1, 2], shown, (ID, *OOD), "by_density", colours)
-    panels[1, 2].set_xlabel("writes in 100 instructions so far, up to; all rows")
+    panels[1, 1].set_xlabel("pairs since the write, up to")
+    draw_curves(panels[1, 2], shown, OOD, "by_density", colours)
+    panels[1, 2].set_xlabel("writes in 100 instructions, up to")
     panels[1, 0].legend(fontsize=7, frameon=False)
 
 

@@ -117,7 +117,10 @@ def draw_seeds(axis, results: Mapping[str, dict], test: str, colours: Sequence[s
 
 
 def draw_curves(axis, results: Mapping[str, dict], tests: Sequence[str], by: str, colours) -> None:
-    """The rate by distance to the write or by density of writes, all seeds and tests together."""
+    """The rate by distance to the write or by density of writes, with 95% intervals.
+
+    All seeds and tests are taken together; where there is no error, there is an interval alone.
+    """
     for (name, result), colour in zip(results.items(), colours, strict=True):
         up_to, errors, reads = together(result, tests, by)
         ends = np.array([interval95(int(e), int(n)) for e, n in zip(errors, reads)])
@@ -126,7 +129,10 @@ def draw_curves(axis, results: Mapping[str, dict], tests: Sequence[str], by: str
         axis.plot(up_to, rate, "o-", color=colour, markersize=3, label=name)
     axis.set_xscale("log")
     axis.set_yscale("log")
-    axis.set_title(f"wrong reads {by.replace('_', ' ')}, 95% intervals", fontsize=9, loc="left")
+    ends = sorted({end for result in results.values() for end in together(result, tests, by)[0]})
+    axis.set_xticks(ends, [str(end) for end in ends])
+    axis.set_xticks([], minor=True)
+    axis.set_title(f"{' and '.join(tests).replace('_', ' ')}: wrong reads", fontsize=9, loc="left")
 
 
 def together(result: dict, tests: Sequence[str], by: str) -> tuple[np.ndarray, ...]:

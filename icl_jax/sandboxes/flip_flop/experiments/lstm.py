@@ -10,6 +10,7 @@ from icl_jax.sandboxes.flip_flop.experiments.errors import (
     show_rate,
 )
 from icl_jax.sandboxes.flip_flop.experiments.settings import (
+    DENSE,
     GPT,
     ID,
     LSTM,
@@ -25,7 +26,10 @@ from icl_jax.sandboxes.points import Point
 from icl_jax.sandboxes.report import Claim, Finding, make_table
 
 TITLE = "an LSTM without errors"
-PUBLISHED = {ID: "-", SPARSE: "no error in 100 of 100 runs", "dense": "-"}
+PUBLISHED = {
+    ID: "an LSTM extrapolates perfectly (R2)", SPARSE: "no error in 100 of 100 runs",
+    DENSE: "an LSTM extrapolates perfectly (R2)",
+}  # fmt: skip
 
 
 def points(scale: str) -> list[Point]:

@@ -158,8 +158,9 @@ def _claims(scale: str, results: Results, ps: dict, by_family: dict) -> list[Cla
     claims = [Claim(
         "none of these reliably makes no error out of distribution",
         "nothing eliminates attention glitches entirely (R7)",
-        f"without an error in all seeds: {', '.join(always) or 'none'}; most often {most}, "
-        f"{free[most]} of {seeds[most]} seeds", not always,
+        f"arms without an error in all seeds: {', '.join(always) or 'none'}; seeds without one: "
+        + (f"at most {free[most]} of {seeds[most]} ({most})" if free[most] else "none"),
+        not always,
     )]  # fmt: skip
     if SHALLOW in results:
         shallow = results[SHALLOW]
