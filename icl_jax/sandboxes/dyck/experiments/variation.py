@@ -67,10 +67,11 @@ def report(scale: str, results: Results) -> Finding:
         for arm in ARMS
     ]  # fmt: skip
     baseline = random_variation(queries)
+    shown = of[PAIRS]["shown"].replace("](", "] (")  # which Markdown would take for a link
     text = (
         f"{EXPLAINED}Medians over seeds (least to largest).\n\nVariation: the mean over pairs of "
         f"seeds of the squared Frobenius distance of the last layer's attention on "
-        f"`{of[PAIRS]['shown']}` (the dot is START). Causal rows drawn uniformly from the simplex "
+        f"`{shown}` (the dot is START). Causal rows drawn uniformly from the simplex "
         f"have {baseline:.2f} for its {queries} rows (published: {PUBLISHED_RANDOM}). On the top "
         "of the stack: how much of the weight of a query that is a closing is on the opening that "
         f"is to be closed next; equal weights put {of[PAIRS]['on_top_if_equal']:.2f} there, a "
