@@ -60,7 +60,13 @@ def report(scale: str, results: Results) -> Finding:
     found = {(a, n): accuracies(results, _name(a, n), test) for a in automata for n in layers}
     needed = {a: _fewest({n: found[a, n] for n in layers}) for a in automata}
     known = {a: facts(make(a)) for a in automata}
-    header = ["automaton", "states", "group", "derived length", *(f"{n} layers" for n in layers)]
+    header = [
+        "automaton",
+        "states",
+        "group",
+        "derived length",
+        *(f"{n} layer{'s' * (n > 1)}" for n in layers),
+    ]
     rows = [[*header, "fewest at 99%", "published (T=100): median", "best of 20"]]
     rows += [
         [
