@@ -65,7 +65,7 @@ def demonstrate(
     masks, bounds, pruned = zip(
         *(_prune_one(network, target, first, units) for target in targets), strict=True
     )
-    wanted = [as_function([target]) for target in targets]
+    wanted = [as_function([target], DIM) for target in targets]
     search = {"dim": DIM, "positions": positions, "seed": seed}
     gaps = [find_largest_gap(*pair, **search)[0] for pair in zip(pruned, wanted, strict=True)]
     disagreement, x_BND = find_largest_gap(*pruned, **search)
@@ -90,7 +90,7 @@ def demonstrate(
 def _prune_one(network, target: Layer, first: int, units: int):
     masks = prune(network, target, first, units)
     layers = apply_masks(network, masks)  # hundreds of megabytes, of which little is left
-    return masks, bound_gap(layers, target, first), as_function(layers)
+    return masks, bound_gap(layers, target, first), as_function(layers, DIM)
 
 
 def compare_masks(one: Sequence[Layer], other: Sequence[Layer]) -> list[dict]:
@@ -342,11 +342,11 @@ def drop_idle(layer: Layer) -> Layer:
 Function = Callable[[np.ndarray], np.ndarray]
 
 
-def as_function(layers: Sequence[Layer]) -> Function:
-    """Layers as a map of inputs of the targets' dimension; the other places are 0 on the way in."""
+def as_function(layers: Sequence[Layer], dim: int) -> Function:
+    """Layers as a map of their first places; the others are 0 on the way in."""
     small = [drop_idle(layer) for layer in layers]
-    free = small[0].value.shape[0] - DIM
-    return lambda x_BND: run(small, np.pad(x_BND, [(0, 0), (0, 0), (0, free)]))[..., :DIM]
+    free = len(small[0].value) - dim
+    return lambda x_BND: run(small, np.pad(x_BND, [(0, 0), (0, 0), (0, free)]))[..., :dim]
 
 
 def bound_gap(pruned: Sequence[Layer], target: Layer, first: int) -> float:
@@ -354,12 +354,13 @@ def bound_gap(pruned: Sequence[Layer], target: Layer, first: int) -> float:
 
     Errors of the parts, put together as by lemmas 28, 30, 31 and 34; all are shares of ||X||.
     """
-    places, before, layer = range(DIM), pruned[first], pruned[first + 1]
+    identity, places = np.eye(len(target.value)), range(len(target.value))
+    before, layer = pruned[first], pruned[first + 1]
     rows, columns = np.nonzero(layer.value)
     value = target.value - target.value.mean(axis=0)
-    linear = np.concatenate([np.eye(DIM), value / layer.value[rows, columns][:, None]])
+    linear = np.concatenate([identity, value / layer.value[rows, columns][:, None]])
     others = [other for n, other in enumerate(pruned) if n not in (first, first + 1)]
-    drift = float(np.prod([1 + _linear_error(o.mlp, np.eye(DIM), places) for o in others])) - 1
+    drift = float(np.prod([1 + _linear_error(o.mlp, identity, places) for o in others])) - 1
     start, end = (drift, 0.0) if first else (0.0, drift)
     made = _linear_error(before.mlp, linear, [*rows, *columns]) * (1 + start)
     input_error = start + made
@@ -368,11 +369,9 @@ def bound_gap(pruned: Sequence[Layer], target: Layer, first: int) -> float:
     score_error = np.linalg.norm(scores, 2) * (2 * input_error + input_error**2)
     score_error += off * (1 + input_error) ** 2
     size = np.linalg.norm(value, 2)
-    weight_error = min(
-        2.0, np.expm1(min(2 * score_error, 2.0))
-    )  # two softmaxes differ by 2 at most
-    attended_error = size * (weight_error + start) + made
-    # Layer norm is 1 / FLOOR times the projection to a ball, which brings no two points apart.
+    softmax_error = min(2.0, np.expm1(min(2 * score_error, 2.0)))  # never more than 2
+    attended_error = size * (softmax_error + start) + layer.value.max() * made
+    # The layer norm is a projection to a ball, which brings no two points apart, over FLOOR.
     hidden_error = attended_error / FLOOR + input_error
     hidden_size = size / FLOOR + 1
     steepest = np.linalg.norm(target.mlp[0], 2) * np.linalg.norm(target.mlp[1], 2)
@@ -391,9 +390,8 @@ def _mlp_error(mlp: Sequence[np.ndarray], up_FI, down_OF, inputs, outputs) -> fl
     up_error = bound_error(mlp[0][:, inputs], mlp[1][:hidden], up_FI)
     made_OF = mlp[3][outputs] @ np.maximum(mlp[2][:, :hidden], 0)
     down_error = np.linalg.norm(made_OF - down_OF, 2)
-    return (
-        down_error * (np.linalg.norm(up_FI, 2) + up_error) + np.linalg.norm(down_OF, 2) * up_error
-    )
+    up, down = np.linalg.norm(up_FI, 2), np.linalg.norm(down_OF, 2)
+    return down_error * (up + up_error) + down * up_error
 
 
 def find_largest_gap(

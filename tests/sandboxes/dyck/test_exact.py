@@ -145,9 +145,10 @@ def test_balanced_outputs_stay_as_far_apart_at_every_length_and_noisy_ones_do_no
     assert far.separation < near.separation / 1000
 
 
-def test_the_separation_is_that_of_the_two_prefixes_of_the_proof():
+@pytest.mark.parametrize("seed", [0, 5])  # smallest without nested openings, and with some
+def test_the_separation_is_that_of_the_two_prefixes_of_the_proof(seed):
     language, length = Dyck(2, 3), 24
-    network = disturbed(balanced(language, 0), 0.1, 0)
+    network = disturbed(balanced(language, seed), 0.1, seed)
     opening, closing = openings(2, 3), closings(2, 3)
     distances = []
     for query_depth, j, i, d in itertools.product(range(1, 3), range(2), range(2), range(3)):
