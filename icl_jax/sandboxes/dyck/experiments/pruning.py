@@ -100,8 +100,8 @@ def _draw(figure: Figure, example: dict, curve: list[dict], widths: list[int]) -
         axis.plot(column_N, row_N, "o", color="0.2", markersize=2)
         axis.set_title(f"network {number}: kept in layer {component['layer']}, "
                        f"{component['matrix']}", fontsize=8, loc="left")  # fmt: skip
-        axis.set_xlim(0, component["shape"][1])
-        axis.set_ylim(component["shape"][0], 0)
+        axis.set_yticks(range(row_N.max() + 1))
+        axis.invert_yaxis()
         axis.set_xlabel("input")
         axis.set_ylabel("output")
     for number, colour in zip((0, 1), ("C0", "C3")):
