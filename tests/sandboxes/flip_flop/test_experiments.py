@@ -176,8 +176,10 @@ def test_cures_hold_as_far_as_tests_tell():
     assert found["ALiBi: fewer errors on dense rows than learned positions"]
     assert found["ALiBi: not fewer errors on sparse rows than learned positions"] is None
     assert found["sharpening: an arm has fewer errors on sparse rows"]
-    assert found["weight decay: an arm has fewer errors on sparse rows"]
-    assert not found["feed-forward layer: an arm has fewer errors on sparse rows"]
+    assert found["all arms: an arm has fewer errors on sparse rows"]
+    alike = verdicts("mitigations", lambda arm, test: 0.1)
+    assert not alike["all arms: an arm has fewer errors on sparse rows"]
+    assert alike["size: no arm has fewer errors on sparse rows"] is None
     cured = verdicts(
         "mitigations", lambda arm, test: 0.0 if arm == "4 layers" else as_published(arm, test)
     )
