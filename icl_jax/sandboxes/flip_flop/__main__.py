@@ -3,9 +3,9 @@
 python -m icl_jax.sandboxes.flip_flop --to=runs/flip_flop [--only=baseline,lstm]
 
 baseline counts the errors of Transformers on rare rows, lstm those of an LSTM, data and mitigations
-try what might help, attention reads what one head looks at. Writes results.json, report.md (claims,
-as published and as measured) and a figure for each. Killed, rerun the command to continue.
-docs/sandboxes/flip_flop.md says how to read them.
+try what might help, attention reads what one head looks at, mechanisms puts numbers to the reasons.
+Writes results.json, report.md (claims, as published and as measured) and a figure for each. Killed,
+rerun the command to continue. docs/sandboxes/flip_flop.md says how to read them.
 
 --scale=paper trains the networks of the thesis (Liu 2024) instead; --dry_run lists what would be
 run and how long it takes.
@@ -17,7 +17,7 @@ from absl import flags
 
 from icl_jax.cli import Flag, command, one_of, several, stop, whole
 
-NAMES = ("baseline", "lstm", "data", "mitigations", "attention")
+NAMES = ("baseline", "lstm", "data", "mitigations", "attention", "mechanisms")
 
 
 @command(

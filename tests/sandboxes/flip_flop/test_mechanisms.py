@@ -232,7 +232,7 @@ def test_a_trained_network_fails_where_its_terms_say():
         tokens_BT = jnp.where(idle_BT, IDLE, writes_BT)
         latest_BT = jax.lax.cummax(jnp.where(idle_BT, 0, jnp.arange(length)), axis=1)
         targets_BT = jnp.take_along_axis(tokens_BT, latest_BT, axis=1)
-        return Task(tokens_BT, None, targets_BT, jnp.ones((batch, length), jnp.float32))
+        return Task(tokens_BT, None, targets_BT, jnp.ones((batch, length), jnp.float32)), None
 
     optimizer = OptimizerConfig(
         learning_rate=3e-3, schedule="linear", warmup=50, b2=0.999, weight_decay=0.0

@@ -5,11 +5,12 @@ from icl_jax.sandboxes.flip_flop.experiments import (
     baseline,
     data,
     lstm,
+    mechanisms,
     mitigations,
 )
 
 TITLE = "Flip-flops: one bit that Transformers misread and LSTMs do not"
 EXPERIMENTS = {
     module.EXPERIMENT.name: module.EXPERIMENT
-    for module in (baseline, lstm, data, mitigations, attention)
+    for module in (baseline, lstm, data, mitigations, attention, mechanisms)
 }
