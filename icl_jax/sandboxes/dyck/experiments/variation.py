@@ -33,7 +33,7 @@ ARMS = {
 }
 # Seeds of each arm: all that the claims of variation are about, or some.
 SEEDS = {
-    "mini": dict.fromkeys(ARMS, 10) | {LINEAR: 40, NONE: 20, PAIRS: 40, UNIFORM[1]: 4},
+    "mini": dict.fromkeys(ARMS, 10) | {LINEAR: 16, NONE: 10, PAIRS: 40, UNIFORM[1]: 4},
     "paper": dict.fromkeys(ARMS, 40),
 }
 # Figure 3.3a: width 200 at 3e-4; Figure 3.39: minimal first layers of width 500.
