@@ -39,7 +39,7 @@ def fill_page(page: Path, figures: Path, blocks: dict[str, list[epath.Path]]) ->
         made, figure = make_block(name, workdirs)
         file = figures / f"{name}.png"
         if figure:
-            figures.mkdir(exist_ok=True)
+            figures.mkdir(parents=True, exist_ok=True)
             with beside(file) as partial:
                 partial.write_bytes(read_bytes(figure))
         shown = f"]({os.path.relpath(file, page.parent)})"
