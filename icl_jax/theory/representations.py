@@ -62,7 +62,7 @@ def balance(model: LinearAttention, tokens: Sequence[int]) -> LinearAttention:
         raise ValueError("a residual network cannot be scaled by its layers' outputs")
     x_BTD = model.embedding(np.array([list(tokens)]))
     for block in model.blocks:
-        y_BTD = block(x_BTD, locate(x_BTD.shape[1], None))
+        y_BTD, _ = block(x_BTD, locate(x_BTD.shape[1], None))
         scale = jnp.sqrt(jnp.mean(y_BTD**2))
         block.out[...] = block.out[...] / scale
         x_BTD = y_BTD / scale

@@ -133,19 +133,23 @@ class _Pool(concurrent.futures.ProcessPoolExecutor):
 
 
 @functools.lru_cache(maxsize=1)
-def _pool(workers: int) -> _Pool:
-    """Kept from step to step: a new process takes a second to import what it needs."""
+def _pool(workers: int, flags: str) -> _Pool:
+    """Kept from step to step: a new process takes a second to import what it needs.
+
+    Not if workers are to have other `flags` of XLA, which they read when they start.
+    """
     return _Pool(workers)
 
 
 def _working_pool(workers: int) -> _Pool:
     """The kept pool; a new one if a worker has died since, which had no work that could be lost."""
-    pool = _pool(workers)
+    flags = os.environ.get("XLA_FLAGS", "")
+    pool = _pool(workers, flags)
     try:
         pool.submit(int)  # only to see whether it still accepts work
     except concurrent.futures.process.BrokenProcessPool:
         _end_pool(pool)
-    return _pool(workers)
+    return _pool(workers, flags)
 
 
 def _end_pool(pool: _Pool) -> None:

@@ -2,9 +2,11 @@ import json
 import os
 
 import pytest
+from tqdm import tqdm
 
 from icl_jax.config import ConfigError, StageError
 from icl_jax.sandboxes.points import ONE_THREAD, Point, is_done, note_progress, run_points, share_of
+from icl_jax.workers.local import Runner, run_shards
 
 
 def square(folder, value):
@@ -32,6 +34,8 @@ def test_every_point_runs_once_and_is_not_run_again(tmp_path):
 
 
 def test_points_run_in_other_processes_of_one_thread_each(tmp_path):
+    # Processes that another step left waiting have no such flag.
+    run_shards(os.getpid, [(), ()], tqdm(disable=True), [0, 0], Runner(2))
     found = run_points(points(), tmp_path, 2).values()
     assert os.getpid() not in {result["process"] for result in found}
     assert all(ONE_THREAD in result["flags"] for result in found)

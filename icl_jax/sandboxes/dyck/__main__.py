@@ -1,4 +1,4 @@
-"""Runs the experiments on brackets: balanced attention, and why its patterns mislead.
+"""Runs the experiments on brackets: balanced attention; why its patterns mislead.
 
 python -m icl_jax.sandboxes.dyck --to=runs/dyck [--only=variation,balance]
 
