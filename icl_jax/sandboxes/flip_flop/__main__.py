@@ -11,35 +11,18 @@ rerun the command to continue. docs/sandboxes/flip_flop.md says how to read them
 run and how long it takes.
 """
 
-from pathlib import Path
-
 from absl import flags
 
-from icl_jax.cli import Flag, command, one_of, several, stop, whole
+from icl_jax.cli import command
+from icl_jax.sandboxes.command import experiment_flags, run_table
 
 NAMES = ("baseline", "lstm", "data", "mitigations", "attention", "mechanisms")
 
 
-@command(
-    Flag("to=FOLDER", "the folder for results, the same to continue", Path, required=True),
-    Flag("only=baseline,...", "some of the experiments", several(one_of(*NAMES)), NAMES),
-    Flag("scale=mini|paper", "the size of networks and trainings", one_of("mini", "paper"), "mini"),
-    Flag("workers=N", "processes; 0: one for each core, one alone with accelerators", whole(0), 0),
-    Flag("dry_run", "only list the points, and how long they take", bool, False),
-)
+@command(*experiment_flags(NAMES))
 def main(given: flags.FlagValues) -> None:
     """Runs what is missing, writes the report and prints the claims."""
-    if not given.only:
-        stop(f"expected --only={','.join(NAMES)} or some of them")
-    # A wrong flag is reported without waiting for JAX.
-    from icl_jax.sandboxes.experiment import list_points, run_experiments
-    from icl_jax.sandboxes.flip_flop.experiments import EXPERIMENTS, TITLE
-
-    what = [name for name in NAMES if name in given.only], given.scale, given.to
-    if given.dry_run:
-        print(list_points(EXPERIMENTS, *what))
-    else:
-        print(run_experiments(EXPERIMENTS, TITLE, *what, given.workers))
+    run_table(given, NAMES, "icl_jax.sandboxes.flip_flop.experiments")
 
 
 if __name__ == "__main__":

@@ -90,11 +90,12 @@ def test_the_miniatures_are_as_long_as_the_authors_trained():
     }
     standard, linear = points["balance standard"], points[f"variation {variation.LINEAR}"]
     assert (standard["steps"], standard["learning_rate"], standard["seeds"]) == (360, 1e-2, 40)
-    assert (linear["steps"], linear["learning_rate"], linear["seeds"]) == (1440, 3e-3, 40)
+    assert (linear["steps"], linear["learning_rate"]) == (1440, 3e-3) and linear["seeds"] >= 10
     assert standard["width"] == linear["width"] == 50 and standard["batch"] == 100
     assert points[f"balance {balance.FIXED}"]["contrast"] == 0.3
     wide = {point.name: point.arguments for point in EXPERIMENTS["variation"].points("paper")}
     assert wide[f"variation {variation.LINEAR}"]["width"] == 200
+    assert wide[f"variation {variation.LINEAR}"]["seeds"] == 40
     assert wide[f"variation {variation.PAIRS}"]["width"] == 500
 
 
