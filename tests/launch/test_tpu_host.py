@@ -50,7 +50,7 @@ def host(tmp_path, monkeypatch):
 
 
 def until_exit(host) -> dict:
-    end = time.monotonic() + 10
+    end = time.monotonic() + 60
     while (report := host("report"))["state"] == "running" and time.monotonic() < end:
         time.sleep(0.05)
     return report

@@ -4,6 +4,7 @@ Liu 2024, 3.6.3.2 and Figure 3.40.
 """
 
 from matplotlib.figure import Figure
+from matplotlib.ticker import NullLocator
 import numpy as np
 from scipy import stats
 
@@ -169,7 +170,7 @@ def _draw(figure: Figure, results: Results, of: dict, by_length: dict) -> None:
     slope.set_xscale("log")
     slope.set_yscale("log")
     slope.set_xticks(list(by_length), list(map(str, by_length)))
-    slope.minorticks_off()
+    slope.xaxis.set_minor_locator(NullLocator())
     slope.set_xlabel("length in training")
     slope.set_ylabel("balance violation")
 
