@@ -33,7 +33,8 @@ def test_every_point_runs_once_and_is_not_run_again(tmp_path):
         assert is_done(point, tmp_path)
 
 
-def test_points_run_in_other_processes_of_one_thread_each(tmp_path):
+def test_points_run_in_other_processes_of_one_thread_each(tmp_path, monkeypatch):
+    monkeypatch.setenv("XLA_FLAGS", "--xla_force_host_platform_device_count=8")
     # Processes that another step left waiting have no such flag.
     run_shards(os.getpid, [(), ()], tqdm(disable=True), [0, 0], Runner(2))
     found = run_points(points(), tmp_path, 2).values()
