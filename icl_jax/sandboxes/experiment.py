@@ -63,3 +63,17 @@ def distinct_points(of_each: Iterable[Sequence[Point]]) -> list[Point]:
     for points in of_each:
         found += [point for point in points if point not in found]
     return found
+
+
+def numbers(results: Results, points: Sequence[Point]) -> dict:
+    """What `results.json` holds of trained networks: settings, tests, the loss at the end."""
+    return {
+        point.name: {
+            "settings": {k: v for k, v in point.arguments.items() if k != "tests"},
+            "tests": results[point.name]["tests"],
+            "final_loss": [losses[-1] for losses in results[point.name]["losses"]],
+            "parameters": results[point.name]["parameters"],
+            "seconds": results[point.name]["seconds"],
+        }
+        for point in points
+    }

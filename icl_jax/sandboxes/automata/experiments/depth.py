@@ -10,12 +10,11 @@ from icl_jax.sandboxes.automata.experiments.published import BEST, MEDIANS, fewe
 from icl_jax.sandboxes.automata.experiments.settings import (
     GPT,
     accuracies,
-    numbers,
     tests,
     trained_point,
 )
 from icl_jax.sandboxes.automata.library import PUBLISHED, make
-from icl_jax.sandboxes.experiment import Experiment, Results
+from icl_jax.sandboxes.experiment import Experiment, Results, numbers
 from icl_jax.sandboxes.points import Point
 from icl_jax.sandboxes.report import (
     Claim,

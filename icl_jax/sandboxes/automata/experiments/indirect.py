@@ -7,11 +7,10 @@ from icl_jax.sandboxes.automata.experiments.settings import (
     GPT,
     LSTM,
     accuracies,
-    numbers,
     tests,
     trained_point,
 )
-from icl_jax.sandboxes.experiment import Experiment, Results
+from icl_jax.sandboxes.experiment import Experiment, Results, numbers
 from icl_jax.sandboxes.points import Point
 from icl_jax.sandboxes.report import (
     Claim,

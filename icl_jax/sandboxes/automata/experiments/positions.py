@@ -12,12 +12,11 @@ import numpy as np
 from icl_jax.sandboxes.automata.experiments.settings import (
     GPT,
     accuracies,
-    numbers,
     tests,
     trained_point,
 )
 from icl_jax.sandboxes.automata.trained import TEST_SEED, Training, train_and_read
-from icl_jax.sandboxes.experiment import Experiment, Results
+from icl_jax.sandboxes.experiment import Experiment, Results, numbers
 from icl_jax.sandboxes.fit import Fitted
 from icl_jax.sandboxes.points import Point
 from icl_jax.sandboxes.report import (

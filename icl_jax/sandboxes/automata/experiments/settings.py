@@ -1,6 +1,6 @@
 """What the trained networks share: their settings in both sizes, and how a point is made."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 import dataclasses
 
 from icl_jax.sandboxes.automata.trained import Training, Trial, train
@@ -51,17 +51,3 @@ def tests(length: int, *prefixes: int) -> tuple[Trial, ...]:
 def accuracies(results: Results, point: str, test: str) -> list[float]:
     """The accuracy of every seed."""
     return results[point]["tests"][test]["accuracy"]
-
-
-def numbers(results: Results, points: Sequence[Point]) -> dict:
-    """What `results.json` holds of the points: settings, and all but the long arrays."""
-    return {
-        point.name: {
-            "settings": {k: v for k, v in point.arguments.items() if k != "tests"},
-            "tests": results[point.name]["tests"],
-            "final_loss": [losses[-1] for losses in results[point.name]["losses"]],
-            "parameters": results[point.name]["parameters"],
-            "seconds": results[point.name]["seconds"],
-        }
-        for point in points
-    }

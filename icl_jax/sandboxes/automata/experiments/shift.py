@@ -8,11 +8,10 @@ from icl_jax.sandboxes.automata.experiments.settings import (
     LSTM,
     SCRATCHPAD,
     accuracies,
-    numbers,
     trained_point,
 )
 from icl_jax.sandboxes.automata.trained import Trial
-from icl_jax.sandboxes.experiment import Experiment, Results
+from icl_jax.sandboxes.experiment import Experiment, Results, numbers
 from icl_jax.sandboxes.points import Point
 from icl_jax.sandboxes.report import (
     SURE,

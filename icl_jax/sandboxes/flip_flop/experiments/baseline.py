@@ -7,7 +7,7 @@ from matplotlib.figure import Figure
 import numpy as np
 
 from icl_jax.evaluation.compare.table import show_p
-from icl_jax.sandboxes.experiment import Experiment, Results
+from icl_jax.sandboxes.experiment import Experiment, Results, numbers
 from icl_jax.sandboxes.flip_flop.experiments.errors import (
     draw_curves,
     draw_seeds,
@@ -29,7 +29,6 @@ from icl_jax.sandboxes.flip_flop.experiments.settings import (
     baseline,
     baseline_arm,
     lstm_arm,
-    numbers,
     positions_arm,
 )
 from icl_jax.sandboxes.points import Point

@@ -7,7 +7,7 @@ from matplotlib.figure import Figure
 import numpy as np
 
 from icl_jax.evaluation.compare.table import show_p
-from icl_jax.sandboxes.experiment import Experiment, Results
+from icl_jax.sandboxes.experiment import Experiment, Results, numbers
 from icl_jax.sandboxes.flip_flop.experiments.errors import (
     draw_seeds,
     free_of_errors,
@@ -28,7 +28,6 @@ from icl_jax.sandboxes.flip_flop.experiments.settings import (
     arm,
     baseline,
     baseline_arm,
-    numbers,
 )
 from icl_jax.sandboxes.points import Point
 from icl_jax.sandboxes.report import SURE, Claim, Finding, make_table

@@ -2,7 +2,7 @@
 
 from matplotlib.figure import Figure
 
-from icl_jax.sandboxes.experiment import Experiment, Results
+from icl_jax.sandboxes.experiment import Experiment, Results, numbers
 from icl_jax.sandboxes.flip_flop.experiments.errors import (
     draw_seeds,
     pooled,
@@ -20,7 +20,6 @@ from icl_jax.sandboxes.flip_flop.experiments.settings import (
     baseline,
     baseline_arm,
     lstm_arm,
-    numbers,
 )
 from icl_jax.sandboxes.points import Point
 from icl_jax.sandboxes.report import Claim, Finding, make_table

@@ -10,7 +10,7 @@ from matplotlib.figure import Figure
 import numpy as np
 
 from icl_jax.evaluation.compare.table import show_p
-from icl_jax.sandboxes.experiment import Experiment, Results
+from icl_jax.sandboxes.experiment import Experiment, Results, numbers
 from icl_jax.sandboxes.flip_flop.experiments.errors import (
     adjust,
     draw_seeds,
@@ -31,7 +31,6 @@ from icl_jax.sandboxes.flip_flop.experiments.settings import (
     arm,
     baseline,
     baseline_arm,
-    numbers,
     positions_arm,
 )
 from icl_jax.sandboxes.points import Point

@@ -1,9 +1,8 @@
 """What the experiments share: the languages and networks in both sizes, and how a point is made."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 import dataclasses
 
-from icl_jax.sandboxes.experiment import Results
 from icl_jax.sandboxes.flip_flop.trained import Training, Trial, train
 from icl_jax.sandboxes.points import Point
 
@@ -85,17 +84,3 @@ def lstm_arm(scale: str) -> Point:
     """The recurrent network."""
     fields = LANGUAGE[scale] | {"tests": LSTM_TESTS[scale]} | LSTM_FIELDS[scale]
     return trained_point(LSTM, train, Training(**fields))
-
-
-def numbers(results: Results, points: Sequence[Point]) -> dict:
-    """What `results.json` holds of the points: settings, errors, the loss at the end."""
-    return {
-        point.name: {
-            "settings": {k: v for k, v in point.arguments.items() if k != "tests"},
-            "tests": results[point.name]["tests"],
-            "final_loss": [losses[-1] for losses in results[point.name]["losses"]],
-            "parameters": results[point.name]["parameters"],
-            "seconds": results[point.name]["seconds"],
-        }
-        for point in points
-    }
